@@ -48,6 +48,10 @@ def _published(args: argparse.Namespace) -> int:
 
     benchmarks = tuple(args.benchmark or results_repository.TABLES)
     repository = results_repository.opened(args.folder, round_=args.round, benchmarks=benchmarks)
+    own = user_folder() / system_tables.OWN / f"{repository.round}.csv"
+    file = own if args.write == _OWN else args.write
+    if file is not None:
+        system_tables.require_writable(file)
     print(f"reading the logs of {len(repository.folders)} folders; -v names each", file=sys.stderr)
     entries = list(repository.entries())
     if args.json:
@@ -57,9 +61,7 @@ def _published(args: argparse.Namespace) -> int:
     else:
         for table in sheets.published_sheets(entries):
             sheet.show(table)
-    if args.write is not None:
-        own = user_folder() / system_tables.OWN / f"{repository.round}.csv"
-        file = own if args.write == _OWN else args.write
+    if file is not None:
         listed = results_repository.write(file, entries, source=args.source or repository.folder.resolve().name)
         used = "report, score, watch and plan use it" if file == own else f"to use it, copy it to {own.parent}"
         print(f"{listed} systems are written to {file}; {used}", file=sys.stderr)

@@ -68,6 +68,8 @@ class Grid:
     """None: only the first evaluation is fixed."""
     may_skip: bool = False
     """Whether a run may leave out evaluations after the first."""
+    since: str = ""
+    """The first ruleset that requires it; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,10 @@ class Relation:
     """The formula in words."""
     tolerance: float = 0
     """By how much the value may differ, besides rounding."""
+    since: str = ""
+    """The first ruleset that requires it; empty: all."""
+    until: str = ""
+    """The first ruleset after `since` that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +248,7 @@ LLAMA31_405B = Benchmark(
         Relation(
             *(_DECAY, _GBS, lambda gbs: math.ceil(1_200_000 * 1152 / gbs) - math.ceil(8000 * 1152 / gbs)),
             "ceil(1200000 x 1152 / global_batch_size) - ceil(8000 x 1152 / global_batch_size)",
+            since="5.1.0",
         ),
     ),
     order=((_GBS, _LR), (_GBS, _WARMUP), (_WARMUP, _DECAY)),
@@ -316,7 +323,7 @@ DEEPSEEKV3_671B = Benchmark(
     ranges=(_at_least(_GBS, 15_360, "at least 15360"),),
     order=((_GBS, _LR), (_WARMUP, _DECAY)),
     counts="samples_count",
-    grid=Grid(lambda gbs: gbs * math.floor(42 + 24_576 / gbs)),
+    grid=Grid(lambda gbs: gbs * math.floor(42 + 24_576 / gbs), since="6.1.0"),
 )
 
 FLUX1 = Benchmark(
@@ -324,9 +331,11 @@ FLUX1 = Benchmark(
     once=(*_ADAMW, mllog.GRADIENT_ACCUMULATION_STEPS, "evaluation_frequency"),
     fixed={**_adamw(0.9, 0.95, 1e-8, 0.1), mllog.OPT_GRADIENT_CLIP_NORM: 1.0},
     relations=(
+        Relation("evaluation_frequency", _GBS, lambda _: 262_144, "262144", until="6.1.0"),
         Relation(
             *("evaluation_frequency", _GBS, lambda gbs: math.ceil(262_144 / gbs) * gbs),
             "262144, rounded up to whole global batches",
+            since="6.1.0",
         ),
     ),
     ranges=(

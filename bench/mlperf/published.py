@@ -4,6 +4,7 @@ All data is from the public result rounds and is in `data/` next to this file. E
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,6 +20,8 @@ DATA = files("bench.mlperf") / "data"
 _TAIL_STDEVS = 4
 """An interpolated distribution ends this many standard deviations above its mean."""
 
+FEWEST_SYSTEMS = 3
+"""Published systems of a batch size whose runs stand for those of a new system; below, the reference's runs do."""
 Kind = Literal["submissions", "reference runs", "interpolated"]
 
 
@@ -80,6 +83,8 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
     facts = _benchmarks().get(benchmark)
     if facts is None:
         return None
+    if (listed := _listed(benchmark, global_batch_size)) is not None:
+        return listed
     kinds: tuple[tuple[Kind, str], ...] = (("submissions", "submissions"), ("reference runs", "reference"))
     for kind, name in kinds:
         if counts := facts[name]["counts"].get(str(global_batch_size)):
@@ -87,6 +92,25 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
             shares = tuple((int(samples), count / num_runs) for samples, count in counts.items())
             return _convergence(benchmark, global_batch_size, kind, shares, num_runs)
     return _interpolated(benchmark, global_batch_size)
+
+
+def _listed(benchmark: str, global_batch_size: int) -> Convergence | None:
+    """Return the runs that the tables of systems list; None of fewer than FEWEST_SYSTEMS."""
+    listed = [one for one in systems(benchmark) if one.samples and one.global_batch_size == global_batch_size]
+    if len(listed) < FEWEST_SYSTEMS:
+        return None
+    counts: Counter[int] = Counter()
+    for system in listed:
+        counts.update(dict(system.samples))
+    num_runs = counts.total()
+    return Convergence(
+        benchmark=benchmark,
+        global_batch_size=global_batch_size,
+        kind="submissions",
+        shares=tuple((samples, counts[samples] / num_runs) for samples in sorted(counts)),
+        num_runs=num_runs,
+        source=f"MLCommons training results {', '.join(sorted({one.round for one in listed}))}, from the logs",
+    )
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Any
 from bench.contract import mllog
 from bench.mlperf.benchmarks import PRECISION_KEYS, PRECISIONS, Range, Relation
 from bench.mlperf.log import Log, finding
+from bench.mlperf.official import KNOWN_ORDER, ruleset_of
 from bench.mlperf.reader import is_number
 from bench.rules.finding import Finding, Severity
 
@@ -31,12 +32,20 @@ def _check_recipe(log: Log) -> Iterator[Finding]:
                 yield finding(
                     rule, "error", event.line, f"{key} is {event.value!r:.40}, but the rules require {expected}"
                 )
-    for derived in (*log.benchmark.relations, *log.benchmark.ranges):
+    relations = (one for one in log.benchmark.relations if _is_in_force(one.since, log, until=one.until))
+    for derived in (*relations, *log.benchmark.ranges):
         base = log.value(derived.base)
         for event in log.all(derived.key)[:1]:
             if not _follows(event.value, base, derived):
                 message = f"{derived.key} is {event.value!r:.40}, but the rules require {derived.expected}"
                 yield finding("REC-01", "error", event.line, message)
+
+
+def _is_in_force(since: str, log: Log, *, until: str = "") -> bool:
+    """Return whether a rule of the rulesets from `since` to before `until` was in force when the run started."""
+    start = log.single(mllog.RUN_START)
+    own = KNOWN_ORDER.index(ruleset_of(start.time_ms)) if start else len(KNOWN_ORDER) - 1
+    return (not since or own >= KNOWN_ORDER.index(since)) and (not until or own < KNOWN_ORDER.index(until))
 
 
 def _follows(value: Any, base: Any, derived: Relation | Range) -> bool:
@@ -120,7 +129,7 @@ def _check_grid(log: Log) -> Iterator[Finding]:
             message = f"eval_accuracy is {event.value!r:.40}, but must be from {low} to {high}"
             yield finding("REC-01", "error", event.line, message)
     grid, gbs = log.benchmark.grid, log.integer(mllog.GLOBAL_BATCH_SIZE)
-    if grid is None or not gbs or gbs <= 0 or log.is_open:
+    if grid is None or not gbs or gbs <= 0 or log.is_open or not _is_in_force(grid.since, log):
         return
     first, every = grid.first(gbs), grid.every(gbs) if grid.every else None
     for place, event in enumerate(log.evaluations):

@@ -161,7 +161,7 @@ def opened(folder: Path, *, round_: str | None = None, benchmarks: Sequence[str]
     if not found.folders:
         what = f"this folder has no SUBMITTER/results/SYSTEM/BENCHMARK/result_*.txt of {' or '.join(benchmarks)}"
         has = sorted({path.name for path in folder.glob("*/results/*/*") if path.is_dir()})
-        fix = f"it has logs of {', '.join(has)}: runstop score FOLDER scores one of them" if has else whole
+        fix = f"it has logs of {', '.join(has)}; to score one folder: runstop score FOLDER" if has else whole
         raise ConfigError(what, where=str(folder), fix=fix)
     return found
 

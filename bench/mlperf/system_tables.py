@@ -148,20 +148,25 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def require_writable(file: Path) -> None:
+    """Raise ConfigError for a file that exists and is not such a table."""
+    if file.is_dir():
+        raise ConfigError("this path is a folder", where=str(file), fix=f"give a file, such as {file / 'v5.1.csv'}")
+    if file.exists() and ",".join(COLUMNS) not in file.read_text("utf-8", errors="replace").splitlines():
+        what = "this file exists, and is not a table of published systems"
+        raise ConfigError(what, where=str(file), fix="give the name of a new file")
+
+
 def write(file: Path, table: str) -> None:
     """Write a table; its folder is made.
 
     Raises:
-        ConfigError: the file exists and is not such a table, or cannot be written.
+        ConfigError: the file cannot be written, or is another file.
     """
-    header = ",".join(COLUMNS)
+    require_writable(file)
     try:
-        if file.exists() and header not in file.read_text("utf-8", errors="replace").splitlines():
-            what = "this file exists, and is not a table of published systems"
-            raise ConfigError(what, where=str(file), fix="give the name of a new file")
         file.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write_text(file, table)
     except OSError as error:
-        raise ConfigError(
-            f"the table cannot be written: {error.strerror}", where=str(file), fix="give another file"
-        ) from None
+        what = f"the table cannot be written: {error.strerror}"
+        raise ConfigError(what, where=str(file), fix="give another file") from None

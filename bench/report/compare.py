@@ -121,13 +121,13 @@ def _ranking(name: str, systems: Sequence[System], claimed: Claim) -> Ranking:
         count=len(systems),
         best=min(systems, key=lambda s: s.official_minutes),
         median_minutes=middle,
-        rank=None if claimed.kind != "score" or ours is None else 1 + sum(t < ours - _SAME_MINUTES for t in times),
+        rank=None if claimed.kind != "score" or ours is None else 1 + sum(t < ours - SAME_MINUTES for t in times),
         to_best=None if ours is None else ours / min(times),
         to_median=None if ours is None else ours / middle,
     )
 
 
-_SAME_MINUTES = 0.0005
+SAME_MINUTES = 0.0005
 """Published minutes are rounded; a published set must not rank behind itself."""
 
 
