@@ -50,7 +50,7 @@ SYSTEMS = published.systems
 
 
 def leave_out(benchmark: str, round_: str, submitter: str, system: str) -> None:
-    """Forecast as if this system was not published; an empty system stands for all of the submitter."""
+    """Forecast as if this system was not published; an empty system means all of the submitter."""
 
     def is_out(of_round: str, name: str) -> bool:
         own = f"{submitter}/{system}"

@@ -33,7 +33,8 @@ def _check_recipe(log: Log) -> Iterator[Finding]:
                     rule, "error", event.line, f"{key} is {event.value!r:.40}, but the rules require {expected}"
                 )
     relations = (one for one in log.benchmark.relations if _is_in_force(one.since, log, until=one.until))
-    for derived in (*relations, *log.benchmark.ranges):
+    derivations: tuple[Relation | Range, ...] = (*relations, *log.benchmark.ranges)
+    for derived in derivations:
         base = log.value(derived.base)
         for event in log.all(derived.key)[:1]:
             if not _follows(event.value, base, derived):

@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Literal
 
 from bench.mlperf import published
-from bench.mlperf.published import System
 from bench.mlperf.result import NO_TARGET
+from bench.mlperf.system_tables import System
 from bench.report.sets import TrialSet
 
 

@@ -254,16 +254,16 @@ def pretraining(evaluations: Evaluations) -> Forecast:
 def test_before_the_first_evaluation_of_pretraining_the_published_systems_count() -> None:
     result = pretraining([])
     assert (result.samples_low, result.samples_median, result.samples_high) == (159_744, 172_032, 184_320)
-    assert "15 systems" not in result.source or result.num_runs == 150
+    assert result.num_runs == 150 and "(15 systems)" in result.source
 
 
 def test_the_losses_of_pretraining_narrow_its_forecast() -> None:
-    """A run whose loss is 0.05 above the mean needs about two evaluations more."""
+    """A run whose loss is 0.05 above the mean needs at least one evaluation more."""
     usual = pretraining([*PRETRAINING, (122_880, 3.4005), (135_168, 3.368), (147_456, 3.3394)])
     slow = pretraining([*PRETRAINING, (122_880, 3.4505), (135_168, 3.418), (147_456, 3.3894)])
     assert usual.samples_low is not None and usual.samples_median is not None and usual.samples_high is not None
     assert usual.samples_median == 172_032 and usual.samples_high - usual.samples_low <= 24_576
-    assert slow.samples_low is not None and slow.samples_low > usual.samples_median
+    assert slow.samples_median is not None and slow.samples_median >= usual.samples_median + 12_288
 
 
 def test_early_evaluations_of_pretraining_say_nothing() -> None:

@@ -64,8 +64,8 @@ def forget() -> None:
 
 
 def entry(folder: Path) -> results_repository.Entry:
-    (found,) = results_repository.opened(folder).entries()
-    return found
+    (only,) = results_repository.opened(folder).entries()
+    return only
 
 
 def run(*words: str) -> int:
@@ -77,25 +77,26 @@ def run(*words: str) -> int:
 
 def test_a_system_is_scored_from_its_logs_and_described_by_its_description(repository: Path, kept_logs: Path) -> None:
     """The name of the system says five or nine nodes; its description says two."""
-    found, scored = entry(repository), score(kept_logs)
-    assert found.minutes == scored.official_minutes and found.valid and found.notes == ()
-    assert (found.round, found.submitter, found.system) == ("v9.1", "Example", "5xBox_n9")
-    assert (found.num_nodes, found.num_gpus, found.accelerator) == (2, 16, "NVIDIA H200-SXM5-141GB")
-    assert (found.global_batch_size, found.tp, found.pp, found.cp) == (32, 1, 1, 1)
-    assert (found.samples, found.eval_interval) == (((14 * EVERY, 1), (15 * EVERY, 8), (16 * EVERY, 1)), EVERY)
-    assert found.mean_samples == 15 * EVERY
-    assert found.step_time_s == pytest.approx(2.045) and found.tokens_s_gpu == pytest.approx(32 * 8192 / 2.045 / 16)
+    read, scored = entry(repository), score(kept_logs)
+    assert read.minutes == scored.official_minutes and read.valid and read.notes == ()
+    assert (read.round, read.submitter, read.system) == ("v9.1", "Example", "5xBox_n9")
+    assert (read.num_nodes, read.num_gpus, read.accelerator) == (2, 16, "NVIDIA H200-SXM5-141GB")
+    assert (read.global_batch_size, read.tp, read.pp, read.cp) == (32, 1, 1, 1)
+    assert (read.samples, read.eval_interval) == (((14 * EVERY, 1), (15 * EVERY, 8), (16 * EVERY, 1)), EVERY)
+    assert read.mean_samples == 15 * EVERY
+    assert read.step_time_s == pytest.approx(2.045, rel=1e-4)
+    assert read.tokens_s_gpu == pytest.approx(32 * 8192 / 2.045 / 16, rel=1e-4)
 
 
-def test_where_other_files_differ_from_the_logs_is_said(repository: Path) -> None:
+def test_differences_between_logs_and_other_files_are_noted(repository: Path) -> None:
     logs = repository / "Example/results/5xBox_n9/llama31_8b"
     (logs / "scaling.json").write_text('{"scaling_factor": 1.25}')
     summary = [{"submitter": "Example", "system": "Example box", "llama31_8b": 12.5, "flux1": None}]
     (repository / "Example/summary.json").write_text(json.dumps(summary))
-    found = entry(repository)
-    assert [note.split(" ")[0] for note in found.notes] == ["scaling.json", "the"]
-    assert "12.500 min" in found.notes[1] and found.minutes is not None
-    summary[0]["llama31_8b"] = round(found.minutes, 3)
+    read = entry(repository)
+    assert [note.split(" ")[0] for note in read.notes] == ["scaling.json", "the"]
+    assert "12.500 min" in read.notes[1] and read.minutes is not None
+    summary[0]["llama31_8b"] = round(read.minutes, 3)
     (repository / "Example/summary.json").write_text(json.dumps(summary))
     assert len(entry(repository).notes) == 1
 
@@ -105,12 +106,12 @@ def test_a_set_without_a_score_is_kept_with_its_reason(repository: Path) -> None
     for name in ("result_3.txt", "result_4.txt"):
         (logs / name).unlink()
     (repository / "Example/systems/5xBox_n9.json").write_text("not JSON")
-    found = entry(repository)
-    assert (found.minutes, found.valid, found.num_runs, found.num_nodes) == (None, False, 8, None)
-    assert any("readable system description" in note for note in found.notes)
-    assert any("a score needs 10 runs" in note for note in found.notes)
+    read = entry(repository)
+    assert (read.minutes, read.valid, read.num_runs, read.num_nodes) == (None, False, 8, None)
+    assert any("readable system description" in note for note in read.notes)
+    assert any("a score needs 10 runs" in note for note in read.notes)
     with pytest.raises(ConfigError, match="no system can be listed"):
-        results_repository.write(repository / "table.csv", [found], source="x")
+        results_repository.write(repository / "table.csv", [read], source="x")
     assert run(str(repository)) == 1
 
 

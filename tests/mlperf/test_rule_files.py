@@ -1,4 +1,4 @@
-"""Logs made up from MLPerf's rule files, before and after damage: our verdict is that of MLPerf's checker."""
+"""Logs listed up from MLPerf's rule files, before and after damage: our verdict is that of MLPerf's checker."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -191,22 +191,22 @@ def records(benchmark: str, evaluations: Sequence[tuple[int, float]] = (), **cha
     """Return the records of a log, by default with the two evaluations of PLACES and METRICS."""
     settings = {**COMMON, **OWN[benchmark], **changes}
     counted = BENCHMARKS[benchmark].counts
-    made: list[Record] = [("cache_clear", True, {}), ("init_start", None, {})]
-    made += [(f"submission_{name}", value, {}) for name, value in (("benchmark", benchmark), ("division", "closed"))]
-    made += [(key, settings[key], {}) for key in [*OWN[benchmark], *(COMMON.keys() - OWN[benchmark].keys())]]
-    made += [("init_stop", None, {}), ("run_start", None, {})]
+    listed: list[Record] = [("cache_clear", True, {}), ("init_start", None, {})]
+    listed += [(f"submission_{name}", value, {}) for name, value in (("benchmark", benchmark), ("division", "closed"))]
+    listed += [(key, settings[key], {}) for key in [*OWN[benchmark], *(COMMON.keys() - OWN[benchmark].keys())]]
+    listed += [("init_stop", None, {}), ("run_start", None, {})]
     for samples, value in evaluations or zip(PLACES[benchmark], METRICS[benchmark], strict=True):
         at: dict[str, Any] = {"samples_count": samples}
-        made += [("block_start", None, at), ("block_stop", None, at), ("eval_start", None, at)]
-        made += [("eval_accuracy", value, at if counted == "samples_count" else {"epoch_num": samples})]
-        made += [("eval_stop", None, at)]
-    return [*made, ("run_stop", None, {"status": "success"})]
+        listed += [("block_start", None, at), ("block_stop", None, at), ("eval_start", None, at)]
+        listed += [("eval_accuracy", value, at if counted == "samples_count" else {"epoch_num": samples})]
+        listed += [("eval_stop", None, at)]
+    return [*listed, ("run_stop", None, {"status": "success"})]
 
 
-def write(path: Path, made: Sequence[Record], *, start_ms: int = STARTS_MS["6.1.0"], step_ms: int = 60_000) -> Path:
+def write(path: Path, listed: Sequence[Record], *, start_ms: int = STARTS_MS["6.1.0"], step_ms: int = 60_000) -> Path:
     """Write a log with a record a minute from `start_ms` on, within the 30 minutes of initialisation."""
     lines, now, timed = [], start_ms, False
-    for key, value, metadata in made:
+    for key, value, metadata in listed:
         timed = timed or key == "run_start"
         now += step_ms if timed else 1000
         record = {"namespace": "", "time_ms": now, "event_type": "POINT_IN_TIME", "key": key, "value": value}
@@ -237,27 +237,27 @@ def wrong(value: Any) -> list[Any]:
 
 def damaged(benchmark: str, ruleset: str) -> Iterator[tuple[str, list[Record]]]:
     """Yield a name and the records of each log in which one key is lost, doubled or wrong, or an evaluation is."""
-    made = records(benchmark)
+    listed = records(benchmark)
     for key, rule in rule_file(benchmark, ruleset).items():
-        at = next((place for place, (name, *_) in enumerate(made) if name == key), None)
+        at = next((place for place, (name, *_) in enumerate(listed) if name == key), None)
         if at is None:
             continue
         if rule["REQ"] in ("EXACTLY_ONE", "AT_LEAST_ONE"):
-            yield f"{key} removed", [record for record in made if record[0] != key]
+            yield f"{key} removed", [record for record in listed if record[0] != key]
         if rule["REQ"] == "EXACTLY_ONE":
-            other = "another" if isinstance(made[at][1], str) else (made[at][1] or 0) + 1
-            yield f"{key} doubled", [*made[: at + 1], (key, other, made[at][2]), *made[at + 1 :]]
+            other = "another" if isinstance(listed[at][1], str) else (listed[at][1] or 0) + 1
+            yield f"{key} doubled", [*listed[: at + 1], (key, other, listed[at][2]), *listed[at + 1 :]]
         if "CHECK" in rule and key not in OF_EVENTS:
-            for value in wrong(made[at][1]):
-                yield f"{key} = {value!r}", [*made[:at], (key, value, {}), *made[at + 1 :]]
-    evaluations = [place for place, (name, *_) in enumerate(made) if name == "eval_accuracy"]
+            for value in wrong(listed[at][1]):
+                yield f"{key} = {value!r}", [*listed[:at], (key, value, {}), *listed[at + 1 :]]
+    evaluations = [place for place, (name, *_) in enumerate(listed) if name == "eval_accuracy"]
     for name, values in {
         "missed": [METRICS[benchmark][0]] * 2,
         "above 1": [1.5, METRICS[benchmark][1]],
         "below 0": [METRICS[benchmark][0], -0.1],
     }.items():
         changed = dict(zip(evaluations, values, strict=True))
-        yield f"evaluation {name}", [(k, changed.get(n, v), m) for n, (k, v, m) in enumerate(made)]
+        yield f"evaluation {name}", [(k, changed.get(n, v), m) for n, (k, v, m) in enumerate(listed)]
     step = OWN[benchmark]["global_batch_size"]
     for name, shifts in {"first": (step, step), "second": (0, 3 * step), "no count": (None, None)}.items():
         moved = dict(zip(evaluations, shifts, strict=True))
@@ -267,7 +267,7 @@ def damaged(benchmark: str, ruleset: str) -> Iterator[tuple[str, list[Record]]]:
                 (k, v, {} if n in moved and moved[n] is None else {c: s + (moved.get(n) or 0) for c, s in m.items()})
                 if k == "eval_accuracy"
                 else (k, v, m)
-                for n, (k, v, m) in enumerate(made)
+                for n, (k, v, m) in enumerate(listed)
             ],
         )
 
@@ -297,8 +297,8 @@ IN_GATE = {("dlrmv4", "6.1.0"), ("qwen35_397b_grpo", "6.1.0"), ("deepseekv3_671b
 def test_every_damaged_log_that_mlperf_refuses_is_refused(benchmark: str, ruleset: str, tmp_path: Path) -> None:
     """We refuse more only where a size is not a whole number above 0; a key of 6.1.0 alone is a warning of ours."""
     only_we, only_they, count = [], [], 0
-    for name, made in damaged(benchmark, ruleset):
-        path, count = write(tmp_path / "bad.txt", made, start_ms=STARTS_MS[ruleset]), count + 1
+    for name, listed in damaged(benchmark, ruleset):
+        path, count = write(tmp_path / "bad.txt", listed, start_ms=STARTS_MS[ruleset]), count + 1
         findings = compliance.judge(logs.read(path))
         errors = [finding.what for finding in findings if finding.severity == "error"]
         is_new = name.removesuffix(" removed") in DISCLOSED
@@ -351,9 +351,9 @@ def test_runs_like_the_reference_score_as_mlperfs_summariser_does(
     (tmp_path / "example/systems").mkdir()
     (tmp_path / "example/systems/box.json").write_text(json.dumps(DESCRIPTION))
     for run, samples in enumerate(references(benchmark, ruleset)[:num_runs]):
-        made = records(benchmark, evaluations_until(benchmark, samples, run), seed=run)
+        listed = records(benchmark, evaluations_until(benchmark, samples, run), seed=run)
         start_ms = STARTS_MS[ruleset] + 86_400_000 * run
-        write(folder / f"result_{run}.txt", made, start_ms=start_ms, step_ms=60_000 + 100 * run)
+        write(folder / f"result_{run}.txt", listed, start_ms=start_ms, step_ms=60_000 + 100 * run)
     scored = score(folder, ruleset=ruleset)
     assert [finding.what for finding in scored.findings if finding.severity == "error"] == []
     assert scored.valid and scored.num_runs_required == num_runs and scored.disagreements == ()
