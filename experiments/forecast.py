@@ -4,7 +4,7 @@
     python experiments/forecast.py CORPUS --without submitter each submitter without all its runs, also in the curve
     python experiments/forecast.py CORPUS --without round     each round without all systems of this round
     python experiments/forecast.py CORPUS --without nothing   as shipped
-    python experiments/forecast.py CORPUS --fit 250           print the curve as JSON, fitted on 250 drawn trials
+    python experiments/forecast.py CORPUS --fit 250           print the curve as JSON, fitted on 250 sampled trials
 
 The five numbers of the curve are the shipped ones, except with --without submitter. The benchmark is llama2_70b_lora,
 or that of --benchmark. A log's system is the folder above its benchmark's:
@@ -129,8 +129,8 @@ def leaving_out(runs: Sequence[Trial], out: str) -> Iterator[Trial]:
     for run in runs if out == "submitter" else ():
         others = [other for other in runs if other.submitter != run.submitter]
         if run.submitter not in curves and others:
-            drawn = random.Random(1).sample(others, min(FIT_RUNS, len(others)))
-            curves[run.submitter] = fit(drawn, STARTS[run.benchmark])
+            sampled = random.Random(1).sample(others, min(FIT_RUNS, len(others)))
+            curves[run.submitter] = fit(sampled, STARTS[run.benchmark])
     for run in runs:
         round_, _, system = run.system.partition("/")
         is_out: dict[str, Callable[[PublishedSystem], bool]] = {

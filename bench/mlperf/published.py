@@ -21,7 +21,7 @@ _TAIL_STDEVS = 4
 """An interpolated distribution ends this many standard deviations above its mean."""
 
 FEWEST_SYSTEMS = 3
-"""Published systems of a batch size whose runs stand for those of a new system; below, the reference's runs do."""
+"""Published systems of a batch size whose runs are used for those of a new system; below, the reference's runs do."""
 Kind = Literal["submissions", "reference runs", "interpolated"]
 
 

@@ -109,13 +109,13 @@ class Repository:
     @cached_property
     def folders(self) -> list[Path]:
         """The folders with logs of the benchmarks, by submitter and system."""
-        found = (
+        folders = (
             folder
             for benchmark in self.benchmarks
             for folder in self.folder.glob(f"*/results/*/{benchmark}")
             if any(folder.glob("result_*.txt"))
         )
-        return sorted(found, key=lambda folder: (self.benchmarks.index(folder.name), folder))
+        return sorted(folders, key=lambda folder: (self.benchmarks.index(folder.name), folder))
 
     @cached_property
     def summary(self) -> dict[tuple[str, str, str], float]:
@@ -157,13 +157,13 @@ def opened(folder: Path, *, round_: str | None = None, benchmarks: Sequence[str]
         if round_ is not None:
             what = f"{round_!r:.40} is not the name of a round"
         raise ConfigError(what, where=str(folder), fix="add --round, such as --round v5.1")
-    found = Repository(folder, name, benchmarks)
-    if not found.folders:
+    repository = Repository(folder, name, benchmarks)
+    if not repository.folders:
         what = f"this folder has no SUBMITTER/results/SYSTEM/BENCHMARK/result_*.txt of {' or '.join(benchmarks)}"
         has = sorted({path.name for path in folder.glob("*/results/*/*") if path.is_dir()})
         fix = f"it has logs of {', '.join(has)}; to score one folder: runstop score FOLDER" if has else whole
         raise ConfigError(what, where=str(folder), fix=fix)
-    return found
+    return repository
 
 
 def write(file: Path, entries: Sequence[Entry], *, source: str) -> int:
