@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import cli
+from bench.console.result import score_sheets
 from bench.errors import ConfigError
 from bench.mlperf import published, results_repository, system_tables
 from bench.mlperf.forecast import prior as priors
@@ -133,6 +135,15 @@ def test_a_written_table_is_used_by_reports_and_forecasts(repository: Path, caps
     assert after.prior.num_systems == before.prior.num_systems + 1
     assert after.convergence.num_runs == before.convergence.num_runs + 10
     assert run(str(repository), "--write") == 0  # again, over its own table
+
+
+def test_a_score_is_compared_with_published_ones_on_as_many_gpus(kept_logs: Path) -> None:
+    """Round v5.1 has four systems with 16 GPUs: 51.827, 59.561, 60.811 and 61.380 minutes."""
+    scored = replace(score(kept_logs), num_gpus=16)
+    (row,) = [row for row in score_sheets(scored)[1].rows if row[0].startswith("published")]
+    assert row[:2] == ("published (min), 16 GPUs", "51.827 best, 60.186 median")
+    assert "4 systems; v5.1 Nebius nebius_b200_n2" in row[2] and "this score would be number 5" in row[2]
+    assert not any(row[0].startswith("published") for row in score_sheets(replace(scored, num_gpus=17))[1].rows)
 
 
 def test_a_damaged_table_of_the_user_names_its_line(repository: Path) -> None:
