@@ -63,8 +63,8 @@ class Curve:
     @property
     def lags(self) -> Array:
         """The lags of a sum, from -1 to 4."""
-        lags: Array = np.arange(round(-1 / self.lag_step), round(4 / self.lag_step) + 1) * self.lag_step
-        return LAGS if self.lag_step == _LAG_STEP else lags
+        steps = np.arange(round(-1 / self.lag_step), round(4 / self.lag_step) + 1)
+        return LAGS if self.lag_step == _LAG_STEP else (steps * self.lag_step).astype(np.float64)
 
     def loss(self, progress: float) -> float:
         """Return the loss of a run with no lag, without noise."""
