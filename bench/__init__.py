@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from bench.launch.submit import job, submit
     from bench.mlperf.forecast import Forecast, forecast
     from bench.mlperf.official import Verdict, official_verdict
-    from bench.mlperf.published import System, samples_to_target
+    from bench.mlperf.published import samples_to_target
     from bench.mlperf.published import systems as published_systems
     from bench.mlperf.reader import Event, Follower
     from bench.mlperf.reader import read as read_log
     from bench.mlperf.result import Result, parse
     from bench.mlperf.score import Score, score
+    from bench.mlperf.system_tables import System
     from bench.planning.compose import compose as plan
     from bench.report import write as write_report
     from bench.report import write_study
@@ -65,7 +66,7 @@ _PUBLIC = {
     "official_verdict": "bench.mlperf.official:official_verdict",
     "Score": "bench.mlperf.score:Score",
     "score": "bench.mlperf.score:score",
-    "System": "bench.mlperf.published:System",
+    "System": "bench.mlperf.system_tables:System",
     "published_systems": "bench.mlperf.published:systems",
     "samples_to_target": "bench.mlperf.published:samples_to_target",
     "Forecast": "bench.mlperf.forecast:Forecast",

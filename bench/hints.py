@@ -26,6 +26,7 @@ VERBS = (
         "parse",
         "plan",
         "prepare",
+        "published",
         "render",
         "report",
         "rerun",

@@ -1,12 +1,14 @@
-"""Score the forecasts of bench.mlperf.forecast on real llama2_70b_lora logs of systems that they do not know.
+"""Score the forecasts of bench.mlperf.forecast on real logs of systems that they do not know.
 
     python experiments/forecast.py CORPUS                     each system is forecast without its own published runs
+    python experiments/forecast.py CORPUS --without submitter each submitter without all its runs, also in the curve
     python experiments/forecast.py CORPUS --without round     each round without all systems of this round
     python experiments/forecast.py CORPUS --without nothing   as shipped
-    python experiments/forecast.py CORPUS --fit 250           print the curve as JSON, fitted on 250 drawn trials
+    python experiments/forecast.py CORPUS --fit 250           print the curve as JSON, fitted on 250 sampled trials
 
-The five numbers of the curve are the shipped ones. A log's system is the folder above its benchmark's:
-CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
+The five numbers of the curve are the shipped ones, except with --without submitter. The benchmark is llama2_70b_lora,
+or that of --benchmark. A log's system is the folder above its benchmark's:
+CORPUS/<round>/<submitter>/<system>/<benchmark>/result_0.txt.
 """
 
 import argparse
@@ -22,17 +24,37 @@ from statistics import fmean, median
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import log_expit
 
-from bench.mlperf.benchmarks import LLAMA2_70B_LORA
+from bench.mlperf.benchmarks import BENCHMARKS, Goal
 from bench.mlperf.forecast import Forecast, predict
-from bench.mlperf.forecast.curve import Curve, Reference, is_outside, reference
-from bench.mlperf.forecast.prior import prior
-from bench.mlperf.forecast.recipes import recipes
+from bench.mlperf.forecast.curve import Curve, Reference, is_outside, lag_weights, reference
+from bench.mlperf.forecast.prior import PublishedSystem, prior
+from bench.mlperf.forecast.recipes import SPIKE_SHARE
 from bench.mlperf.result import parse
 
-BENCHMARK = "llama2_70b_lora"
-GOAL = LLAMA2_70B_LORA.goals[0]
-START = Curve(limit_loss=0.92, drop_loss=0.02, rate=1.3, lag_scale=0.06, noise_scale=0.001, source="start of the fit")
+STARTS = {
+    "llama2_70b_lora": Curve(
+        limit_loss=0.92, drop_loss=0.02, rate=1.3, lag_scale=0.06, noise_scale=0.001, source="start of the fit"
+    ),
+    "llama31_8b": Curve(
+        limit_loss=3.15,
+        drop_loss=0.9,
+        rate=1.8,
+        lag_scale=0.05,
+        noise_scale=0.004,
+        source="start of the fit",
+        from_progress=0.6,
+        lag_step=0.01,
+        spike_nats=0.05,
+        trust=0.6,
+        farthest_loss=1.0,
+        has_switching=False,
+    ),
+}
+"""Of the fit, by benchmark."""
+FIT_RUNS = 120
+"""Drawn for the curve of each submitter that is left out."""
 NEVER = 0.001
 """The log score is limited to that of an event with this probability."""
 GRID_EVALUATIONS = 40
@@ -49,9 +71,18 @@ class Trial:
 
     system: str
     """<round>/<submitter>/<system>."""
+    benchmark: str
     known: Reference
     evaluations: tuple[tuple[float, float], ...]
     converged: bool
+
+    @property
+    def submitter(self) -> str:
+        return self.system.split("/")[1]
+
+    @property
+    def goal(self) -> Goal:
+        return BENCHMARKS[self.benchmark].goals[0]
 
     @property
     def grid(self) -> list[int]:
@@ -76,28 +107,41 @@ class Moment:
     """Whether most evaluations lay outside the reference band then."""
 
 
-def trials(corpus: Path) -> list[Trial]:
+def trials(corpus: Path, benchmark: str) -> list[Trial]:
     """Return the different trials with two evaluations or more; with one, the interval is unknown."""
     trials: dict[object, Trial] = {}
-    for path in sorted(corpus.rglob(f"{BENCHMARK}/*.txt")):
+    for path in sorted(corpus.glob(f"*/*/*/{benchmark}/*.txt")):
         result = parse(path)
-        known = reference(BENCHMARK, result.global_batch_size)
+        known = reference(benchmark, result.global_batch_size)
         evaluations = tuple((e.samples, e.value) for e in result.evaluations if e.samples is not None)
-        if result.benchmark == BENCHMARK and known and len(evaluations) > 1:
-            trial = Trial(str(path.relative_to(corpus).parent.parent), known, evaluations, result.converged)
+        if result.benchmark == benchmark and known and len(evaluations) > 1:
+            trial = Trial(str(path.relative_to(corpus).parent.parent), benchmark, known, evaluations, result.converged)
             trials.setdefault((result.global_batch_size, evaluations), trial)
     return list(trials.values())
 
 
-def leaving_out(trial: Trial, out: str) -> Trial:
-    """Return the trial with what is known without the published runs of its system or round."""
-    round_, _, system = trial.system.partition("/")
-    known = prior(
-        BENCHMARK,
-        trial.known.convergence.global_batch_size,
-        without=lambda each: each.round == round_ and (out == "round" or each.system == system),
-    )
-    return trial if out == "nothing" else replace(trial, known=replace(trial.known, prior=known))
+def leaving_out(runs: Sequence[Trial], out: str) -> Iterator[Trial]:
+    """Yield each trial with what is known without the published runs of its system, submitter or round.
+
+    Without a submitter, the curve is fitted again on the runs of the others.
+    """
+    curves = {}
+    for run in runs if out == "submitter" else ():
+        others = [other for other in runs if other.submitter != run.submitter]
+        if run.submitter not in curves and others:
+            sampled = random.Random(1).sample(others, min(FIT_RUNS, len(others)))
+            curves[run.submitter] = fit(sampled, STARTS[run.benchmark])
+    for run in runs:
+        round_, _, system = run.system.partition("/")
+        is_out: dict[str, Callable[[PublishedSystem], bool]] = {
+            "nothing": lambda each: False,
+            "system": lambda each, round_=round_, system=system: (each.round, each.system) == (round_, system),
+            "submitter": lambda each, own=run.submitter: each.system.split("/")[0] == own,
+            "round": lambda each, round_=round_: each.round == round_,
+        }
+        own = prior(run.benchmark, run.known.convergence.global_batch_size, without=is_out[out])
+        curve = curves.get(run.submitter, run.known.curve)
+        yield replace(run, known=replace(run.known, prior=own, curve=curve))
 
 
 def fit(runs: Sequence[Trial], start: Curve) -> Curve:
@@ -113,44 +157,54 @@ def fit(runs: Sequence[Trial], start: Curve) -> Curve:
 
 def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
     """Maximise the likelihood of all evaluations; each run's lag is summed over."""
-    data = [
-        (np.array([[run.known.progress(at)] for at, _ in run.evaluations]), np.array([[y] for _, y in run.evaluations]))
-        for run in runs
+    points = [
+        (n, run.known.progress(at), loss)
+        for n, run in enumerate(runs)
+        for at, loss in run.evaluations
+        if run.known.progress(at) >= start.from_progress
     ]
+    place, progress, losses = map(np.array, zip(*points, strict=True))
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
     names = ("limit_loss", "drop_loss", "rate", "lag_scale", "noise_scale")
 
     def curve(logs: Sequence[float]) -> Curve:
-        return Curve(**dict(zip(names, map(math.exp, logs), strict=True)), source=start.source)
+        return replace(start, **dict(zip(names, map(math.exp, logs), strict=True)))
 
     def cost(logs: Sequence[float]) -> float:
-        return -sum(_log_likelihood(curve(logs), progress, losses) for progress, losses in data)
+        fitted = curve(logs)
+        noise = losses[:, None] - fitted.losses(progress, lags=fitted.lags)
+        of_runs = np.add.reduceat(log_densities(noise, fitted), starts, axis=0)
+        most = of_runs.max(axis=1)
+        weights = lag_weights(fitted.lag_scale, fitted.lags)
+        return -float((np.log(np.exp(of_runs - most[:, None]) @ weights) + most).sum())
 
     x0 = [math.log(getattr(start, name)) for name in names]
     simplex = [
         x0,
         *([x + step * (i == k) for k, x in enumerate(x0)] for i, step in enumerate((0.002, 0.1, 0.1, 0.2, 0.1))),
     ]
-    options = {"initial_simplex": simplex, "xatol": 1e-4, "fatol": 1e-3, "maxiter": 2000}
+    options = {"initial_simplex": simplex, "xatol": 1e-3, "fatol": 1e-2, "maxiter": 2000}
     return curve(minimize(cost, x0, method="Nelder-Mead", options=options).x)
 
 
-def _log_likelihood(curve: Curve, progress: np.ndarray, losses: np.ndarray) -> float:
-    usual = replace(recipes(curve.lag_scale)[0], trust=1.0)
-    logs = usual.log_densities(losses - usual.losses(progress[:, 0], curve), curve)
-    return float(np.log(np.exp(logs - logs.max()) @ usual.weights) + logs.max())
+def log_densities(noise: np.ndarray, curve: Curve) -> np.ndarray:
+    """Return the logarithm of the density of each evaluation of a usual recipe, spikes included."""
+    usual = log_expit(noise / curve.noise_scale) + log_expit(-noise / curve.noise_scale) - math.log(curve.noise_scale)
+    spike = np.where(noise > 0, -noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
+    return np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike)
 
 
 def moments(run: Trial) -> Iterator[Moment]:
     """Yield a forecast before each evaluation of a trial."""
     for seen in range(len(run.evaluations)):
         forecast, base = (
-            predict(run.evaluations[:seen], known, goal=GOAL, grid=run.grid)
+            predict(run.evaluations[:seen], known, goal=run.goal, grid=run.grid)
             for known in (run.known, replace(run.known, curve=None))
         )
         samples, loss = run.evaluations[seen]
         end = run.evaluations[-1][0] if run.converged else None
         unlike = is_outside(run.evaluations[:seen], run.known)
-        yield Moment(run, seen, forecast, base, GOAL.is_reached_by(loss), end, unlike)
+        yield Moment(run, seen, forecast, base, run.goal.is_reached_by(loss), end, unlike)
 
 
 def next_chance(forecast: Forecast) -> float:
@@ -276,18 +330,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--fit", type=int, metavar="N", help="print the curve fitted on N trials instead")
-    parser.add_argument("--without", choices=("system", "round", "nothing"), default="system")
+    parser.add_argument("--without", choices=("system", "submitter", "round", "nothing"), default="system")
+    parser.add_argument("--benchmark", choices=STARTS, default="llama2_70b_lora")
     args = parser.parse_args()
-    runs = trials(args.corpus)
+    runs = trials(args.corpus, args.benchmark)
     if not runs:
-        print(f"no {BENCHMARK} logs under {args.corpus}", file=sys.stderr)
+        print(f"no {args.benchmark} logs under {args.corpus}", file=sys.stderr)
         return 2
     if args.fit:
-        fitted = asdict(fit(random.Random(1).sample(runs, min(args.fit, len(runs))), START)).items()
-        print(json.dumps({k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in fitted}, indent=2))
+        fitted = asdict(fit(random.Random(1).sample(runs, min(args.fit, len(runs))), STARTS[args.benchmark])).items()
+        print(json.dumps({k: float(f"{v:.4g}") if type(v) is float else v for k, v in fitted}, indent=2))
         return 0
     print(f"{len(runs)} different trials of {len({run.system for run in runs})} systems")
-    left_out = [m for run in runs for m in moments(leaving_out(run, args.without))]
+    left_out = [m for run in leaving_out(runs, args.without) for m in moments(run)]
     show(
         f"each {args.without if args.without != 'nothing' else 'trial'} forecast"
         f"{'' if args.without == 'nothing' else ' without its own published runs'}",

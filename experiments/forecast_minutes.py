@@ -1,10 +1,11 @@
-"""Replay real llama2_70b_lora logs, and say how often the ranges of minutes that `watch` shows held the truth.
+"""Replay real logs, and say how often the ranges of minutes that `watch` shows held the truth.
 
     python experiments/forecast_minutes.py CORPUS             each log without the published runs and pace of its system
     python experiments/forecast_minutes.py CORPUS --draw 300  of 300 logs, drawn with a fixed seed
+    python experiments/forecast_minutes.py CORPUS --without submitter   without all systems of its submitter
 
 Each log of a run that converged is looked at when 10 %, 20 %, … 90 % of its time is over, as `watch` would show it
-then, without knowing the rest of the log. CORPUS/<round>/<submitter>/<system>/llama2_70b_lora/result_0.txt.
+then, without knowing the rest of the log. CORPUS/<round>/<submitter>/<system>/<benchmark>/result_0.txt.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from bench.mlperf import forecast, published, reader
-from bench.mlperf.benchmarks import LLAMA2_70B_LORA
+from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.forecast import outside_band
 from bench.mlperf.forecast.curve import Reference, reference
 from bench.mlperf.forecast.prior import prior
@@ -27,7 +28,7 @@ from bench.watch.tracker import Tracker
 
 LOOKS = tuple(tenth / 10 for tenth in range(1, 10))
 """When a log is looked at, in shares of its time."""
-GOAL = LLAMA2_70B_LORA.goals[0]
+LORA = "llama2_70b_lora"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +46,38 @@ class Moment:
     """When the run reached the target."""
 
 
-SYSTEMS = published.systems()
+SYSTEMS = published.systems
 
 
-def leave_out(round_: str, submitter: str, system: str) -> None:
-    """Forecast as if this system was not published."""
+def leave_out(benchmark: str, round_: str, submitter: str, system: str) -> None:
+    """Forecast as if this system was not published; an empty system means all of the submitter."""
 
-    def without(benchmark: str | None, gbs: int | None) -> Reference | None:
-        known = reference(benchmark, gbs)
-        if known is None or benchmark is None or gbs is None:
+    def is_out(of_round: str, name: str) -> bool:
+        own = f"{submitter}/{system}"
+        return of_round == round_ and (name == own or (not system and name.startswith(own)))
+
+    def without(name: str | None, gbs: int | None) -> Reference | None:
+        known = reference(name, gbs)
+        if known is None or name is None or gbs is None:
             return None
-        name = f"{submitter}/{system}"
-        return replace(known, prior=prior(benchmark, gbs, without=lambda it: (it.round, it.system) == (round_, name)))
+        return replace(known, prior=prior(name, gbs, without=lambda it: is_out(it.round, it.system)))
 
-    others = tuple(it for it in SYSTEMS if (it.round, it.submitter, it.system) != (round_, submitter, system))
+    others = tuple(it for it in SYSTEMS(benchmark) if not is_out(it.round, f"{it.submitter}/{it.system}"))
     forecast.reference = without
-    published.systems = lambda benchmark: others if benchmark == "llama2_70b_lora" else ()
+    published.systems = lambda name: others if name == benchmark else ()
     prediction._forecast.cache_clear()
     prediction._published_step_times_s.cache_clear()
 
 
-def moments(log: Path) -> Iterator[Moment]:
+def moments(log: Path, benchmark: str = LORA) -> Iterator[Moment]:
     """Yield the moments of a log; none of a run that did not converge or gives no samples."""
     events = reader.read(log)[0]
     tracker = Tracker()
     tracker.update(events)
     start, done = tracker.progress.run_start_ms, tracker.progress.evaluations
-    is_complete = start is not None and done and GOAL.is_reached_by(done[-1].value)
-    if not is_complete or tracker.progress.benchmark != "llama2_70b_lora" or any(e.samples is None for e in done):
+    goal = BENCHMARKS[benchmark].goals[0]
+    is_complete = start is not None and done and goal.is_reached_by(done[-1].value)
+    if not is_complete or tracker.progress.benchmark != benchmark or any(e.samples is None for e in done):
         return
     ends = {e.samples: (e.time_ms - start) / 60_000 for e in done}
     minutes = ends[done[-1].samples]
@@ -112,17 +117,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--draw", type=int, metavar="N", help="number of logs (default: all)")
+    parser.add_argument("--without", choices=("system", "submitter"), default="system")
+    parser.add_argument("--benchmark", choices=(LORA, "llama31_8b"), default=LORA)
     args = parser.parse_args()
-    logs = sorted(args.corpus.rglob("llama2_70b_lora/*.txt"))
+    logs = sorted(args.corpus.glob(f"*/*/*/{args.benchmark}/*.txt"))
     if args.draw:
         logs = random.Random(1).sample(logs, min(args.draw, len(logs)))
     runs = []
     for log in logs:
-        leave_out(*log.relative_to(args.corpus).parts[:3])
-        runs.append((log.relative_to(args.corpus).parts[0], list(moments(log))))
+        round_, submitter, system = log.relative_to(args.corpus).parts[:3]
+        leave_out(args.benchmark, round_, submitter, system if args.without == "system" else "")
+        runs.append((round_, list(moments(log, args.benchmark))))
     runs = [(round_, of_log) for round_, of_log in runs if of_log]
     if not runs:
-        print(f"no llama2_70b_lora logs of runs that converged under {args.corpus}", file=sys.stderr)
+        print(f"no {args.benchmark} logs of runs that converged under {args.corpus}", file=sys.stderr)
         return 2
     every = [m for _, of_log in runs for m in of_log]
     print(f"{len(runs)} runs, each at {len(LOOKS)} moments. Width is over the minutes to target, median.")

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from bench.history.compare import Compared
     from bench.history.regression import HistoryRun, Judgement, TaskHistory
     from bench.images.importer import Imported
-    from bench.images.store import Entry, Record
+    from bench.images.store import Entry as StoredImage
+    from bench.images.store import Record
     from bench.mlperf.package import Package
     from bench.mlperf.result import Span
+    from bench.mlperf.results_repository import Entry
     from bench.mlperf.score import Score
     from bench.planning.layouts import Layout
     from bench.prediction.scale import Scaling
@@ -196,6 +198,18 @@ def score(scored: "Score") -> schema.Score:
         official_min=scored.official_minutes,
         interval_min=scored.interval_minutes,
         samples_distribution={str(samples): count for samples, count in scored.samples_distribution.items()},
+    )
+
+
+def published_system(entry: "Entry") -> schema.PublishedSystem:
+    return _of(
+        schema.PublishedSystem,
+        entry,
+        time_to_train_min=entry.minutes,
+        olympic_min=entry.olympic_minutes,
+        samples_to_target=entry.mean_samples,
+        samples_distribution={str(samples): count for samples, count in entry.samples},
+        step_time_ms=None if entry.step_time_s is None else 1000 * entry.step_time_s,
     )
 
 
@@ -384,7 +398,7 @@ def image(
     )
 
 
-def listed_image(entry: "Entry") -> schema.Image:
+def listed_image(entry: "StoredImage") -> schema.Image:
     return image(entry.path, size_bytes=entry.size_bytes, record=entry.record, findings=entry.faults)
 
 

@@ -312,6 +312,47 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     currency: str | None = None
 
 
+class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
+    """One benchmark of one system in the results repository of an MLPerf round (`published`)."""
+
+    folder: str
+    """The folder of the logs."""
+    benchmark: str
+    round: str
+    submitter: str
+    system: str
+    division: str | None
+    availability: str | None
+    """Such as Available on-premise."""
+    num_nodes: int | None
+    num_gpus: int | None
+    accelerator: str | None
+    time_to_train_min: float | None
+    """The score: the olympic mean times the RCP factor. For a single run its minutes. Null without a score."""
+    olympic_min: float | None
+    rcp_factor: float | None
+    global_batch_size: int | None
+    tp: int | None
+    pp: int | None
+    cp: int | None
+    """Sizes of tensor, pipeline and context parallelism; null if the logs do not have them."""
+    num_runs: int
+    num_failed: int | None
+    samples_to_target: float | None
+    """The mean of the runs that reached the target."""
+    samples_distribution: dict[str, int]
+    """How many runs reached the target after how many samples."""
+    eval_interval: int | None
+    """Samples between two evaluations."""
+    step_time_ms: float | None
+    tokens_s_gpu: float | None
+    """Tokens per second and GPU while training, evaluations not counted."""
+    valid: bool
+    """Whether the logs are a score by the official rules."""
+    notes: tuple[str, ...]
+    """Why a value is missing, and where sources differ."""
+
+
 class Checker(Part, kw_only=True):
     """The verdict of one of MLPerf's checkers."""
 

@@ -20,6 +20,7 @@ from bench.cli import (
     judge,
     manage,
     prepare,
+    published,
     run,
     study,
     tune,
@@ -177,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_launch(verbs)
-    groups = (demo, prepare, run, manage, study, tune, calibrate, fetch, images, judge, compare, dashboard)
+    groups = (demo, prepare, run, manage, study, tune, calibrate, fetch, images, judge, published, compare, dashboard)
     for add in (add for group in groups for add in group.VERBS):
         add(verbs)
     for each in verbs.choices.values():

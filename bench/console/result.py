@@ -1,16 +1,21 @@
 """Show the score of a set of trials, and the package of a submission."""
 
+import math
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.mlperf.package import Package
 from bench.mlperf.package.entry import Entry
+from bench.mlperf.published import systems
 from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score
 from bench.mlperf.titles import title
 from bench.mlperf.trial_set import name
+from bench.report.compare import SAME_MINUTES
 from bench.report.tables import Row, TextTable
 from bench.rules.finding import Finding
+from bench.texts import counted
 
 if TYPE_CHECKING:
     from bench.rules.finding import Finding
@@ -22,7 +27,7 @@ def score_sheets(scored: Score) -> list[TextTable]:
     caption = f"{UNVERIFIED} {hardware}, n = {_runs(scored)}, {scored.num_failed} failed"
     rows = [_score_row(scored), *map(_finding_row, scored.findings)]
     rows += [_olympic_row(scored), *(("not counted", "", why) for why in scored.dropped_reasons)]
-    rows += [_factor_row(scored), _reference_row(scored), _score_samples_row(scored)]
+    rows += [_factor_row(scored), _reference_row(scored), _score_samples_row(scored), *_published_rows(scored)]
     rows += (("checkers disagree", "", text) for text in scored.disagreements)
     runs = TextTable("runs", [_run_cells(scored, n) for n in range(scored.num_runs)], columns=_COLUMNS)
     return [runs, TextTable(title(scored.results[0]), [*rows, ("folder", scored.folder, "")], caption=caption)]
@@ -83,6 +88,21 @@ def _reference_row(scored: Score) -> Row:
 def _score_samples_row(scored: Score) -> Row:
     runs = ", ".join(f"{samples:,}: {count}" for samples, count in scored.samples_distribution.items())
     return "runs by samples to target", runs, "" if runs else "no counted run logs its samples"
+
+
+def _published_rows(scored: Score) -> list[Row]:
+    """Return the published scores of the benchmark on as many GPUs; none for logs that are not a submission."""
+    if scored.benchmark is None or scored.num_gpus is None or any(one.rule == "SCO-06" for one in scored.findings):
+        return []
+    peers = [one for one in systems(scored.benchmark) if one.num_gpus == scored.num_gpus and one.is_score]
+    if not peers:
+        return []
+    best = min(peers, key=lambda one: one.official_minutes)
+    middle = median(one.official_minutes for one in peers)
+    faster = sum(one.official_minutes < (scored.official_minutes or math.inf) - SAME_MINUTES for one in peers)
+    rank = f"; this score would be number {faster + 1}" if scored.official_minutes is not None else ""
+    value = f"{best.official_minutes:.3f} best, {middle:.3f} median"
+    return [(f"published (min), {scored.num_gpus} GPUs", value, f"{counted(len(peers), 'system')}; {best.name}{rank}")]
 
 
 def package_sheet(package: Package) -> TextTable:

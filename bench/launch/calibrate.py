@@ -19,7 +19,7 @@ from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import ConfigError, SubmitError
 from bench.planning import calibration, compose, gpu_detection
 from bench.planning.checks.memory import TooLittleMemoryError
-from bench.planning.conf_folder import user_folder
+from bench.user_folder import user_folder
 
 MODULE = "jobs.engines.megatron.calibrate"
 

@@ -270,7 +270,7 @@ def _check_counts(log: Log) -> Iterator[Finding]:
         return
     for key, units in _COUNTED.items():
         is_evaluation = key == mllog.EVAL_ACCURACY
-        known = units[:1] if is_evaluation and log.benchmark.schedule else units
+        known = (log.benchmark.counts,) if is_evaluation and log.benchmark.counts else units
         if log.benchmark.evaluates_afterwards:
             known = (*known, "step_num")
         bad = [e for e in log.all(key) if not any(_is_count(e.metadata.get(unit)) for unit in known)]

@@ -33,7 +33,9 @@ _SINCE = (
 )
 """First day (UTC) of the runs for each ruleset's round. Rounds close in May and October; v4.0 took older runs too."""
 _BEFORE = "3.1.0"
-KNOWN = frozenset((_BEFORE, *(ruleset for _, ruleset in _SINCE)))
+KNOWN_ORDER = (_BEFORE, *(ruleset for _, ruleset in _SINCE))
+"""The oldest first."""
+KNOWN = frozenset(KNOWN_ORDER)
 _TOKEN = ":::MLLOG "
 _MAX_SQUARES = 4e9
 """Sum over a log's records of their squared lengths, in characters: about 7 s for the official parsers, or one record

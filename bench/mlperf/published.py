@@ -3,8 +3,8 @@
 All data is from the public result rounds and is in `data/` next to this file. Each file names its source.
 """
 
-import csv
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -12,51 +12,17 @@ from itertools import pairwise
 from statistics import NormalDist, fmean, pstdev
 from typing import Any, Literal
 
+from bench.mlperf import system_tables
 from bench.mlperf.benchmarks import BENCHMARKS, Schedule
+from bench.mlperf.system_tables import System
 
 DATA = files("bench.mlperf") / "data"
 _TAIL_STDEVS = 4
 """An interpolated distribution ends this many standard deviations above its mean."""
 
+FEWEST_SYSTEMS = 3
+"""Published systems of a batch size whose runs are used for those of a new system; below, the reference's runs do."""
 Kind = Literal["submissions", "reference runs", "interpolated"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class System:
-    """A published system with its minutes to target; a field is None if it is not known."""
-
-    round: str
-    submitter: str
-    system: str
-    """Empty if the name of the submission is not known; so may be the submitter."""
-    num_gpus: int
-    accelerator: str
-    global_batch_size: int | None
-    num_runs: int | None
-    """Runs in official_minutes: ten for a score; a single run is not a score."""
-    num_failed: int | None
-    """Runs that did not converge; one may count as the slowest."""
-    olympic_minutes: float | None
-    """Mean without the fastest and the slowest run."""
-    rcp_factor: float | None
-    """At least 1; above 1 if the runs converged faster than the reference."""
-    official_minutes: float
-    """The published score, olympic_minutes * rcp_factor; for a single run its logged minutes."""
-    mean_samples: float | None
-    """Mean samples to target of the runs that converged."""
-    step_time_s: float | None
-    """Mean inside training blocks."""
-
-    @property
-    def name(self) -> str:
-        """Round, submitter and system, as far as they are known."""
-        known = f"{self.submitter} {self.system}".strip() or "unnamed system"
-        return f"{self.round} {known}{'' if self.is_score else ' (one run, not a score)'}"
-
-    @property
-    def is_score(self) -> bool:
-        """Whether official_minutes is a score, not the time of a single run."""
-        return self.num_runs != 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,34 +54,23 @@ class Convergence:
 
 @cache
 def systems(benchmark: str = "llama2_70b_lora") -> tuple[System, ...]:
-    """Return every published system, by round; empty for a benchmark without data here."""
-    table = DATA / f"{benchmark}.csv"
-    if benchmark not in _benchmarks() or not table.is_file():
+    """Return every published system, by round; empty for a benchmark without data here.
+
+    A system of the user's own tables replaces the shipped one of the same round, submitter and name.
+
+    Raises:
+        ConfigError: one of the user's own tables is damaged.
+    """
+    if benchmark not in _benchmarks():
         return ()
-    lines = (line for line in table.read_text("utf-8").splitlines() if not line.startswith("#"))
-    return tuple(_system(row) for row in csv.DictReader(lines))
-
-
-def _system(row: dict[str, str]) -> System:
-    return System(
-        round=row["round"],
-        submitter=row["submitter"],
-        system=row["system"],
-        num_gpus=int(row["num_gpus"]),
-        accelerator=row["accelerator"],
-        global_batch_size=int(row["global_batch_size"]) if row["global_batch_size"] else None,
-        num_runs=int(row["num_runs"]) if row["num_runs"] else None,
-        num_failed=int(row["num_failed"]) if row["num_failed"] else None,
-        olympic_minutes=_number(row["olympic_minutes"]),
-        rcp_factor=_number(row["rcp_factor"]),
-        official_minutes=float(row["official_minutes"]),
-        mean_samples=_number(row["mean_samples"]),
-        step_time_s=_number(row["step_time_s"]),
-    )
-
-
-def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
+    table = DATA / f"{benchmark}.csv"
+    shipped = system_tables.read(table, benchmark=benchmark) if table.is_file() else iter(())
+    own = {
+        (system.round, system.submitter, system.system): system
+        for table in system_tables.own_tables()
+        for system in system_tables.read(table, benchmark=benchmark)
+    }
+    return (*(each for each in shipped if (each.round, each.submitter, each.system) not in own), *own.values())
 
 
 @cache
@@ -128,6 +83,8 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
     facts = _benchmarks().get(benchmark)
     if facts is None:
         return None
+    if (listed := _listed(benchmark, global_batch_size)) is not None:
+        return listed
     kinds: tuple[tuple[Kind, str], ...] = (("submissions", "submissions"), ("reference runs", "reference"))
     for kind, name in kinds:
         if counts := facts[name]["counts"].get(str(global_batch_size)):
@@ -135,6 +92,25 @@ def samples_to_target(benchmark: str, global_batch_size: int) -> Convergence | N
             shares = tuple((int(samples), count / num_runs) for samples, count in counts.items())
             return _convergence(benchmark, global_batch_size, kind, shares, num_runs)
     return _interpolated(benchmark, global_batch_size)
+
+
+def _listed(benchmark: str, global_batch_size: int) -> Convergence | None:
+    """Return the runs that the tables of systems list; None of fewer than FEWEST_SYSTEMS."""
+    listed = [one for one in systems(benchmark) if one.samples and one.global_batch_size == global_batch_size]
+    if len(listed) < FEWEST_SYSTEMS:
+        return None
+    counts: Counter[int] = Counter()
+    for system in listed:
+        counts.update(dict(system.samples))
+    num_runs = counts.total()
+    return Convergence(
+        benchmark=benchmark,
+        global_batch_size=global_batch_size,
+        kind="submissions",
+        shares=tuple((samples, counts[samples] / num_runs) for samples in sorted(counts)),
+        num_runs=num_runs,
+        source=f"MLCommons training results {', '.join(sorted({one.round for one in listed}))}, from the logs",
+    )
 
 
 @cache

@@ -5,15 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.contract import mllog
-from bench.mlperf.benchmarks import PRECISION_KEYS, PRECISIONS
+from bench.mlperf.benchmarks import PRECISION_KEYS, PRECISIONS, Range, Relation
 from bench.mlperf.log import Log, finding
+from bench.mlperf.official import KNOWN_ORDER, ruleset_of
 from bench.mlperf.reader import is_number
 from bench.rules.finding import Finding, Severity
 
+_ROUNDING = 1e-9
+"""The share by which a value may differ from one that was computed in another order."""
 _WHOLE = (
     *(mllog.GLOBAL_BATCH_SIZE, mllog.GRADIENT_ACCUMULATION_STEPS, mllog.MICRO_BATCH_SIZE),
     *(mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES, mllog.TENSOR_PARALLELISM, mllog.PIPELINE_PARALLELISM),
-    *(mllog.CONTEXT_PARALLELISM, mllog.EXPERT_PARALLELISM),
+    *(mllog.CONTEXT_PARALLELISM, mllog.EXPERT_PARALLELISM, "num_prompts_per_step"),
 )
 
 
@@ -25,15 +28,38 @@ def _check_recipe(log: Log) -> Iterator[Finding]:
         for event in log.all(key)[:1]:
             if not _same(event.value, required):
                 rule = "REC-02" if key in (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES) else "REC-01"
+                expected = " or ".join(map(str, required)) if isinstance(required, tuple) else required
                 yield finding(
-                    rule, "error", event.line, f"{key} is {event.value!r:.40}, but the rules require {required}"
+                    rule, "error", event.line, f"{key} is {event.value!r:.40}, but the rules require {expected}"
                 )
-    for relation in log.benchmark.relations:
-        base = log.value(relation.base)
-        for event in log.all(relation.key)[:1]:
-            if not is_number(base) or not _same(event.value, relation.formula(base)):
-                message = f"{relation.key} is {event.value!r:.40}, but the rules require {relation.expected}"
+    relations = (one for one in log.benchmark.relations if _is_in_force(one.since, log, until=one.until))
+    derivations: tuple[Relation | Range, ...] = (*relations, *log.benchmark.ranges)
+    for derived in derivations:
+        base = log.value(derived.base)
+        for event in log.all(derived.key)[:1]:
+            if not _follows(event.value, base, derived):
+                message = f"{derived.key} is {event.value!r:.40}, but the rules require {derived.expected}"
                 yield finding("REC-01", "error", event.line, message)
+
+
+def _is_in_force(since: str, log: Log, *, until: str = "") -> bool:
+    """Return whether a rule of the rulesets from `since` to before `until` was in force when the run started."""
+    start = log.single(mllog.RUN_START)
+    own = KNOWN_ORDER.index(ruleset_of(start.time_ms)) if start else len(KNOWN_ORDER) - 1
+    return (not since or own >= KNOWN_ORDER.index(since)) and (not until or own < KNOWN_ORDER.index(until))
+
+
+def _follows(value: Any, base: Any, derived: Relation | Range) -> bool:
+    """Return whether a value is that of a relation, or within a range, for the value of its base."""
+    if not is_number(value) or not is_number(base):
+        return False
+    try:
+        if isinstance(derived, Relation):
+            expected = derived.formula(base)
+            return _same(value, expected) or abs(value - expected) < derived.tolerance
+        return derived.low(base) * (1 - _ROUNDING) <= value <= derived.high(base) * (1 + _ROUNDING)
+    except (ArithmeticError, ValueError, TypeError):  # a batch size of 0 or below has no formula
+        return False
 
 
 def _check_values(log: Log) -> Iterator[Finding]:
@@ -52,10 +78,12 @@ def _check_values(log: Log) -> Iterator[Finding]:
                 yield finding("REC-03", severity, event.line, f"{key} is {event.value!r:.60}, which is not a name")
 
 
-def _same(value: Any, required: float | str) -> bool:
+def _same(value: Any, required: float | str | tuple[float | str, ...]) -> bool:
+    if isinstance(required, tuple):
+        return any(_same(value, each) for each in required)
     if isinstance(required, str):
         return bool(value == required)
-    return is_number(value) and abs(value - required) <= 1e-9 * abs(required)
+    return is_number(value) and abs(value - required) <= _ROUNDING * abs(required)
 
 
 def _is_whole(value: Any) -> bool:
@@ -92,6 +120,32 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
             yield finding("EVL-02", severity, passed.line, f"{message} ({first:,}, then every {every:,}); {counts}")
 
 
+def _check_grid(log: Log) -> Iterator[Finding]:
+    """Yield the first evaluation that is not where the rule file requires one, and values that no metric has."""
+    if log.benchmark is None or log.all(mllog.RUN_START)[1:]:
+        return
+    if log.benchmark.metric_range:
+        low, high = log.benchmark.metric_range
+        for event in [event for event in log.evaluations if not low <= event.value <= high][:1]:
+            message = f"eval_accuracy is {event.value!r:.40}, but must be from {low} to {high}"
+            yield finding("REC-01", "error", event.line, message)
+    grid, gbs = log.benchmark.grid, log.integer(mllog.GLOBAL_BATCH_SIZE)
+    if grid is None or not gbs or gbs <= 0 or log.is_open or not _is_in_force(grid.since, log):
+        return
+    first, every = grid.first(gbs), grid.every(gbs) if grid.every else None
+    for place, event in enumerate(log.evaluations):
+        if place and every is None:
+            return
+        samples, due = log.samples(event), first + place * (every or 0)
+        is_due = samples == due or bool(place and grid.may_skip and samples and every and samples % every == 0)
+        if not is_due:
+            seen = "no number of" if samples is None else f"{samples:,.0f}"
+            then = f", then every {every:,}" if every else ""
+            message = f"an evaluation is after {seen} samples; the rules require {first:,}{then} (GBS {gbs})"
+            yield finding("EVL-01", "error", event.line, message)
+            return
+
+
 def _check_batch(log: Log) -> Iterator[Finding]:
     """Yield a global batch size by which an evaluation was not after a whole number of steps.
 
@@ -110,4 +164,4 @@ def _check_batch(log: Log) -> Iterator[Finding]:
             return
 
 
-CHECKS = (_check_recipe, _check_values, _check_schedule, _check_batch)
+CHECKS = (_check_recipe, _check_values, _check_schedule, _check_grid, _check_batch)

@@ -21,8 +21,8 @@ from bench.errors import ConfigError
 from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts, to_prepare
 from bench.planning.compose_errors import RENAMED_OPTIONS, caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
-from bench.planning.conf_folder import user_folder
 from bench.texts import counted, hydra_value
+from bench.user_folder import user_folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -1,9 +1,8 @@
-"""The folder of the shipped configs, inside the package when installed, next to it in a checkout; and the user's own.
+"""The folder of the shipped configs, inside the package when installed, next to it in a checkout.
 
 Ray unpacks each uploaded folder (`bench.backends.ray.request`) into one of its own and puts these on sys.path.
 """
 
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,8 +23,3 @@ def first_with_configs(places: Iterable[Path]) -> Path:
 
 
 CONF = first_with_configs((_PACKAGE, _PACKAGE.parent, *map(Path, sys.path)))
-
-
-def user_folder() -> Path:
-    """Return the folder of the user's own configs, which need not exist: ~/.config/runstop."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "runstop"

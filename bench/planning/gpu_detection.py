@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.contract.cluster import GpuVendor
 from bench.errors import ConfigError
-from bench.planning.conf_folder import user_folder
 from bench.texts import hydra_value
+from bench.user_folder import user_folder
 
 NAMES = {
     "NVIDIA A10": "a10",

@@ -14,7 +14,8 @@ from bench.contract.schema import Precision
 from bench.errors import ConfigError
 from bench.planning import config_keys, synonyms
 from bench.planning.compose_errors import MOVED, RENAMED_OPTIONS, UnknownChoiceError, unknown_key
-from bench.planning.conf_folder import CONF, user_folder
+from bench.planning.conf_folder import CONF
+from bench.user_folder import user_folder
 
 _log = logging.getLogger(__name__)
 

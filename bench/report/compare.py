@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Literal
 
 from bench.mlperf import published
-from bench.mlperf.published import System
 from bench.mlperf.result import NO_TARGET
+from bench.mlperf.system_tables import System
 from bench.report.sets import TrialSet
 
 
@@ -121,13 +121,13 @@ def _ranking(name: str, systems: Sequence[System], claimed: Claim) -> Ranking:
         count=len(systems),
         best=min(systems, key=lambda s: s.official_minutes),
         median_minutes=middle,
-        rank=None if claimed.kind != "score" or ours is None else 1 + sum(t < ours - _SAME_MINUTES for t in times),
+        rank=None if claimed.kind != "score" or ours is None else 1 + sum(t < ours - SAME_MINUTES for t in times),
         to_best=None if ours is None else ours / min(times),
         to_median=None if ours is None else ours / middle,
     )
 
 
-_SAME_MINUTES = 0.0005
+SAME_MINUTES = 0.0005
 """Published minutes are rounded; a published set must not rank behind itself."""
 
 

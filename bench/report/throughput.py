@@ -10,10 +10,10 @@ from statistics import fmean, median
 from bench.contract.plan_kinds import training_plan
 from bench.mlperf import published
 from bench.mlperf.benchmarks import BENCHMARKS
-from bench.mlperf.published import System
 from bench.mlperf.rcp import rcp_record
 from bench.mlperf.result import PeakMemory
 from bench.mlperf.speed import Spread, spread
+from bench.mlperf.system_tables import System
 from bench.mlperf.telemetry import Telemetry, joined
 from bench.report import tables
 from bench.report.compare import best_of_each, model

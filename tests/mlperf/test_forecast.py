@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.mlperf.forecast import Forecast, band, forecast, latest_outside, outside_band
-from bench.mlperf.forecast.curve import LAGS, lag_weights, reference
+from bench.mlperf.benchmarks import Goal
+from bench.mlperf.forecast import Forecast, band, forecast, latest_outside, outside_band, predict
+from bench.mlperf.forecast.curve import LAGS, Reference, lag_weights, reference
 from helpers.paths import CORPUS, ROOT
 
 LORA = "llama2_70b_lora"
@@ -227,12 +229,49 @@ def test_a_grid_of_its_own_ends_the_forecast() -> None:
 
 def test_without_a_curve_it_is_the_share_of_runs_that_needed_longer() -> None:
     """Of 20 reference runs 9 needed 172032, 10 needed 184320, one needed 196608 samples."""
-    result = forecast([(172032, 3.4)], benchmark="llama31_8b", global_batch_size=32, target=3.3)
+    known = reference("llama31_8b", 32)
+    assert known is not None
+    counted = replace(
+        known.convergence, kind="reference runs", shares=((172032, 0.45), (184320, 0.5), (196608, 0.05)), num_runs=20
+    )
+    result = predict([(172032, 3.4)], Reference(counted, None, None), goal=Goal(3.3))
     assert result is not None
     assert {c.samples: c.probability for c in result.chances if c.probability} == pytest.approx(
         {184320: 10 / 11, 196608: 1 / 11}
     )
-    assert band("llama31_8b", 32) == ()
+
+
+PRETRAINING = [(12_288 * n, loss) for n, loss in enumerate((5.27, 4.25, 3.96, 3.79, 3.68, 3.6, 3.535, 3.482, 3.437), 1)]
+"""A made-up run of llama31_8b at GBS 16, near the mean of the published ones."""
+
+
+def pretraining(evaluations: Evaluations) -> Forecast:
+    result = forecast(evaluations, benchmark="llama31_8b", global_batch_size=16, target=3.3)
+    assert result is not None
+    return result
+
+
+def test_before_the_first_evaluation_of_pretraining_the_published_systems_count() -> None:
+    result = pretraining([])
+    assert (result.samples_low, result.samples_median, result.samples_high) == (159_744, 172_032, 184_320)
+    assert result.num_runs == 150 and "(15 systems)" in result.source
+
+
+def test_the_losses_of_pretraining_narrow_its_forecast() -> None:
+    """A run whose loss is 0.05 above the mean needs at least one evaluation more."""
+    usual = pretraining([*PRETRAINING, (122_880, 3.4005), (135_168, 3.368), (147_456, 3.3394)])
+    slow = pretraining([*PRETRAINING, (122_880, 3.4505), (135_168, 3.418), (147_456, 3.3894)])
+    assert usual.samples_low is not None and usual.samples_median is not None and usual.samples_high is not None
+    assert usual.samples_median == 172_032 and usual.samples_high - usual.samples_low <= 24_576
+    assert slow.samples_median is not None and slow.samples_median >= usual.samples_median + 12_288
+
+
+def test_early_evaluations_of_pretraining_say_nothing() -> None:
+    """The reference curve begins at three fifths of the mean samples to the target."""
+    assert pretraining(PRETRAINING[:6]).chances == pretraining([(at, loss + 1) for at, loss in PRETRAINING[:6]]).chances
+    first = band("llama31_8b", 16)[0]
+    assert 90_000 < first.samples < 120_000 and first.low < 3.45 < first.high
+    assert not outside_band(PRETRAINING[:3], benchmark="llama31_8b", global_batch_size=16)
 
 
 def test_the_band_falls_towards_the_target() -> None:
@@ -260,7 +299,7 @@ def test_on_real_runs_the_ranges_of_minutes_hold_what_they_state() -> None:
 def test_on_systems_that_were_left_out_the_ranges_hold_what_they_state(out: str) -> None:
     """Within two standard errors, all moments of a system counting as one; better than without the losses."""
     score = runpy.run_path(str(SCORING))
-    runs = [score["leaving_out"](run, out) for run in score["trials"](CORPUS)]
+    runs = score["leaving_out"](score["trials"](CORPUS, LORA), out)
     moments = [m for run in runs for m in score["moments"](run)]
     forecasts = [m for m in moments if m.forecast and m.samples_to_target]
     for group in (forecasts, [m for m in forecasts if not m.seen], [m for m in forecasts if m.seen]):

@@ -30,9 +30,6 @@ __all__ = ["BandPoint", "Chance", "Forecast", "band", "forecast", "latest_outsid
 
 RANGE_SHARE = 0.90
 """The range from samples_low to samples_high has at least this probability."""
-FARTHEST_LOSS = 0.30
-"""A run outside the band whose last loss is farther from the curve than this, in nats, is of another model. In rounds
-v4.0 to v5.1 the farthest such run that converged was 0.279 above it (1.2184 at 1,536 samples; target at 3,456)."""
 _ROUNDING = 1e-9
 """A sum that should be 0.9 may fall short by this much."""
 
@@ -81,7 +78,7 @@ def forecast(
 
     `grid` is the samples at each evaluation; the default is the rules' grid. The result is None for a benchmark or
     batch size without published runs, for a target other than the official one, and for a run of another model, whose
-    last loss is farther from the curve than FARTHEST_LOSS.
+    last loss is too far from the curve.
     """
     known = reference(benchmark, global_batch_size)
     if known is None or target is None or BENCHMARKS[known.convergence.benchmark].goals != (Goal(target),):
@@ -123,8 +120,8 @@ def predict(
 def _is_another_model(past: Sequence[tuple[float, float]], known: Reference) -> bool:
     """Return whether the last loss is farther from the curve than that of any published run that converged."""
     assert known.curve is not None
-    samples, loss = past[-1]
-    return abs(loss - known.curve.loss(known.progress(samples))) > FARTHEST_LOSS
+    samples, loss = [at for at in past if known.is_on_curve(at[0])][-1]
+    return abs(loss - known.curve.loss(known.progress(samples))) > known.curve.farthest_loss
 
 
 def _published(convergence: Convergence, coming: Sequence[int], *, since: float) -> list[float]:

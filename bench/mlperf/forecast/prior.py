@@ -14,7 +14,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.mlperf.published import DATA, reference_mean
+from bench.mlperf.published import DATA, reference_mean, systems
+from bench.mlperf.system_tables import System
 
 OTHER_SYSTEMS = 2.0
 """The weight of all systems of other batch sizes together, in systems of this batch size. Chosen so that the ranges of
@@ -64,11 +65,16 @@ class Prior:
 
 @cache
 def counted_systems(benchmark: str) -> tuple[PublishedSystem, ...]:
-    """Return every published system with its runs' samples to target; empty for a benchmark without them."""
+    """Return every published system with its runs' samples to target; empty for a benchmark without them.
+
+    They are in a file of their own, or in the table of systems.
+    """
     table = DATA / f"{benchmark}_samples.json"
+    counted = (one for one in systems(benchmark) if one.samples and one.eval_interval and one.global_batch_size)
+    listed = tuple(map(_counted, counted))
     if not table.is_file():
-        return ()
-    return tuple(
+        return listed
+    return listed + tuple(
         PublishedSystem(
             round=row["round"],
             system=row["system"],
@@ -80,6 +86,17 @@ def counted_systems(benchmark: str) -> tuple[PublishedSystem, ...]:
     )
 
 
+def _counted(system: System) -> PublishedSystem:
+    assert system.global_batch_size is not None and system.eval_interval is not None
+    return PublishedSystem(
+        round=system.round,
+        system=f"{system.submitter}/{system.system}",
+        global_batch_size=system.global_batch_size,
+        interval=system.eval_interval,
+        counts=system.samples,
+    )
+
+
 def prior(
     benchmark: str, global_batch_size: int, *, without: Callable[[PublishedSystem], bool] = lambda _: False
 ) -> Prior | None:
@@ -88,12 +105,12 @@ def prior(
     `without` says which systems are left out, to test a forecast on them.
     """
     mean = reference_mean(benchmark, global_batch_size)
-    systems = [system for system in counted_systems(benchmark) if not without(system)]
-    if mean is None or not systems:
+    counted = [system for system in counted_systems(benchmark) if not without(system)]
+    if mean is None or not counted:
         return None
-    own = [system for system in systems if system.global_batch_size == global_batch_size]
+    own = [system for system in counted if system.global_batch_size == global_batch_size]
     others: dict[int, list[PublishedSystem]] = {}
-    for system in systems:
+    for system in counted:
         if system.global_batch_size != global_batch_size and reference_mean(benchmark, system.global_batch_size):
             others.setdefault(system.global_batch_size, []).append(system)
     rows = list(_rows(own, weight=1.0, scale=1.0))

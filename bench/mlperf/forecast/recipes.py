@@ -20,10 +20,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from bench.mlperf.forecast.curve import LAGS, Array, Curve, Reference, lag_weights
+from bench.mlperf.forecast.curve import Array, Curve, Reference, lag_weights
 
-SPIKE_SHARE, SPIKE_NATS = 0.02, 0.01
-"""Share of evaluations that are spikes, and their mean height."""
+SPIKE_SHARE = 0.02
+"""Share of evaluations that are spikes."""
 UNKNOWN_EVALUATIONS = 2
 """In the distribution that knows nothing a run needs, after n evaluations, n + 2 more with probability one half."""
 UNKNOWN_SHARE = 0.15
@@ -65,7 +65,7 @@ class CurveRecipe:
 
         scale = self.noise * curve.noise_scale
         usual = self.trust * (log_expit(noise / scale) + log_expit(-noise / scale)) - math.log(scale)
-        spike = np.where(noise > 0, -self.trust * noise / SPIKE_NATS - math.log(SPIKE_NATS), -np.inf)
+        spike = np.where(noise > 0, -self.trust * noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
         total: Array = np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike).sum(axis=0)
         return total
 
@@ -75,10 +75,16 @@ class CurveRecipe:
 
 
 @cache
-def recipes(lag_scale: float) -> tuple[CurveRecipe, ...]:
-    """Return the kinds of recipes for usual recipes with this lag scale."""
+def recipes(curve: Curve) -> tuple[CurveRecipe, ...]:
+    """Return the kinds of recipes of a benchmark with this curve."""
+    lags = curve.lags
     usual = CurveRecipe(
-        share=0.90, follows_published=True, lags=LAGS, weights=lag_weights(lag_scale), noise=1.0, trust=0.8
+        share=0.90,
+        follows_published=True,
+        lags=lags,
+        weights=lag_weights(curve.lag_scale, lags),
+        noise=1.0,
+        trust=curve.trust,
     )
     slow_lags = np.arange(-2, 101) / 20
     slow = (
@@ -93,7 +99,7 @@ def recipes(lag_scale: float) -> tuple[CurveRecipe, ...]:
         )
         for stretch, share in ((1.0, 0.016), (0.75, 0.012), (0.5, 0.012))
     )
-    return (usual, _switching(), *slow)
+    return (usual, *([_switching()] if curve.has_switching else []), *slow)
 
 
 def _switching() -> CurveRecipe:
@@ -162,7 +168,8 @@ def _likelihoods(
     """
     curve = known.curve
     assert curve is not None
-    kinds = recipes(curve.lag_scale)
+    kinds = recipes(curve)
+    past = [(at, loss) for at, loss in past if known.is_on_curve(at)]
     seen, ahead = (np.array([known.progress(at) for at in points]) for points in ([at for at, _ in past], coming))
     losses = np.array([loss for _, loss in past])[:, None]
     means = [kind.losses(seen, curve) for kind in kinds]
