@@ -55,10 +55,10 @@ from bench.answers.runs import (
     Run,
     Scaling,
     Script,
-    TunedSettings,
-    Tuning,
     TimePart,
     TrialTime,
+    TunedSettings,
+    Tuning,
     WatchedTrial,
     WrongFile,
 )
