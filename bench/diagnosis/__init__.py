@@ -110,6 +110,11 @@ class _Log:
             return self.problems
         return trial_state.judge(self.result, self.events, is_running=self.is_running)
 
+    def slow(self) -> list[Clue]:
+        """Return the ranks that were slower than the others, for a run that did not fail."""
+        seen = [] if self.result is None else [f for f in self.result.findings if f.rule == "RUN-26"]
+        return [Clue(f.rule, Weight.HINT, self.result.file if self.result else "", f.line or 1, f.what) for f in seen]
+
     def errors(self) -> Iterable[Clue]:
         """Return the errors of the log itself; the log of the preparation has no trial, and no run_start either."""
         file = self.result.file if self.result else ""
@@ -164,6 +169,7 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     if best is not None:
         best, seen = _first_cause(best, seen, bad)
         best = _cite_log_line(best, seen)
+    seen += [clue for log in bad for clue in log.slow()]
     return _with_resume_hint(_explanation(name, best, seen, bad, plan), folder)
 
 
@@ -223,10 +229,24 @@ def _explanation(
 
 
 def _nothing(name: str, logs: Sequence[_Log], title: str) -> Explanation:
+    """Return that nothing failed, and which ranks were slow, if any."""
     running = [log for log in logs if log.is_running]
     seen = [clue for log in logs for clue in (*(() if running else log.errors()), *log.scan.clues)]
     detail = _detail(running[-1]) if running else None
-    return Explanation(run=name, rule=None, title=title, detail=detail, also=_others(seen, ""))
+    slow = [clue for log in logs for clue in log.slow()]
+    if not slow:
+        return Explanation(run=name, rule=None, title=title, detail=detail, also=_others(seen, ""))
+    return Explanation(
+        run=name,
+        rule=None,
+        title=f"{title}; {RULES['RUN-26'].title}",
+        evidence="; ".join(dict.fromkeys(clue.text for clue in slow)),
+        file=slow[0].file,
+        line=slow[0].line,
+        detail=detail,
+        fix=RULES["RUN-26"].fix,
+        also=_others(seen, ""),
+    )
 
 
 def _others(seen: Iterable[Clue], rule: str) -> tuple[Clue, ...]:

@@ -16,6 +16,7 @@ from bench.mlperf import (
     program_checks,
     provenance_checks,
     recipe_checks,
+    slow_ranks,
     step_checks,
 )
 from bench.mlperf.benchmarks import BENCHMARKS, DISCLOSED
@@ -310,5 +311,6 @@ _CHECKS = (
     _check_resumed,
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
     *(*program_checks.CHECKS, *clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
+    *slow_ranks.CHECKS,
     local_sgd.check,
 )
