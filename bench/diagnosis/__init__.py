@@ -16,7 +16,7 @@ from bench import backends
 from bench.backends.protocol import KeepsOutput
 from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
-from bench.diagnosis import fixes, log_scan, run_reports, trial_state
+from bench.diagnosis import fixes, flight_recorder, log_scan, run_reports, trial_state
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import log as logs
@@ -57,6 +57,8 @@ UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
 _VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "RUN-13", "NCC-07", "LOG-05")
 """Rules that do not name the cause: the last lines of the logs are shown with them."""
+_HANGS = ("RUN-02", "RUN-04", "RUN-07", "RUN-17", "NCC-06", "NCC-07", "SLU-07")
+"""Rules of runs that may have hung: for these, the flight records of the ranks are cited."""
 _ENDINGS = ("RUN-07", "LOG-05")
 """Rules that only report that a run ended; they are not listed together with another rule."""
 _TOO_OFTEN = re.compile(r"was started \d+ times and (?:interrupted|cut short) each time")
@@ -170,7 +172,10 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
         best, seen = _first_cause(best, seen, bad)
         best = _cite_log_line(best, seen)
     seen += [clue for log in bad for clue in log.slow()]
-    return _with_resume_hint(_explanation(name, best, seen, bad, plan), folder)
+    explanation = _explanation(name, best, seen, bad, plan)
+    if folder is not None and (best is None or best.rule in _HANGS) and (cited := flight_recorder.cited(folder)):
+        explanation = replace(explanation, detail="; ".join(filter(None, (explanation.detail, cited))))
+    return _with_resume_hint(explanation, folder)
 
 
 def _with_resume_hint(explanation: Explanation, folder: Path | None) -> Explanation:

@@ -198,8 +198,8 @@ RUN: Texts = {
     ),
     "RUN-26": (
         "a rank was persistently slower than the others, which waited for it",
-        "computation: check the node in the evidence (`runstop doctor --tier nodes`, `nvidia-smi -q`), and leave it out "
-        "if it stays slow; data loading: copy the rows to a local disk of the node; host contention: find the other "
-        "processes on its CPUs, or request more CPUs per rank; evaluation: compare its share of the evaluation rows",
+        "computation: check the node in the evidence (`runstop doctor --tier nodes`, `nvidia-smi -q`), and leave it "
+        "out if it stays slow; data loading: copy the rows to a local disk of the node; host contention: find the "
+        "other processes on its CPUs, or request more CPUs per rank; evaluation: compare its share of the rows",
     ),
 }

@@ -1,4 +1,4 @@
-"""A rank of a training of which one is delayed: `python -m tests.helpers.delayed_rank WHAT RANK MS plan.json --trial 0`.
+"""A rank of a training of which one is delayed: `-m tests.helpers.delayed_rank WHAT RANK MS plan.json --trial 0`.
 
 WHAT is computation, rows, evaluation or nothing: the part that takes so many milliseconds longer on this rank.
 """
