@@ -5,7 +5,7 @@ TORCH_NCCL_TRACE_BUFFER_SIZE, and off). A rank that stalls writes its records to
 is first, torch writes them (TORCH_NCCL_DUMP_ON_TIMEOUT) to the same folder as a pickle. RAS is a service in each NCCL
 process (2.24 and later) that knows the ranks that do not respond, and how many operations each has launched.
 
-Source: torch 2.13.0, FlightRecorder.hpp; NCCL's user guide, "RAS".
+Source: torch 2.13.0, FlightRecorder.hpp; NCCL, src/ras/client.cc.
 """
 
 import os
@@ -22,8 +22,8 @@ DUMP_ON_TIMEOUT, PREFIX, OLD_PREFIX = (
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 )
 RAS_ADDRESS, RAS_PORT = "NCCL_RAS_ADDR", 28028
-RAS_TIMEOUT_S, RAS_BYTES = 6.0, 1 << 20
-"""RAS itself waits up to five seconds for processes that do not respond."""
+RAS_TIMEOUT_S, RAS_BYTES = 15.0, 1 << 20
+"""RAS itself waits at least five seconds for processes that do not respond."""
 
 
 def enable(folder: Path, command: str) -> None:
@@ -57,25 +57,25 @@ def _uses_nccl() -> bool:
     return distributed is not None and "nccl" in str(distributed.get_backend_config())
 
 
-def ask_ras(folder: Path, command: str, rank: int) -> None:
-    """Write what NCCL's RAS on this node reports, if it answers."""
+def ask_ras(folder: Path, command: str, rank: int, *, timeout_s: float) -> None:
+    """Write what NCCL's RAS on this node reports, if it answers in time."""
     if not _uses_nccl():
         return
     host, _, port = os.environ.get(RAS_ADDRESS, f"localhost:{RAS_PORT}").rpartition(":")
     with suppress(OSError, ValueError):
-        text = ras_status(host, int(port))
+        text = ras_status(host, int(port), timeout_s=min(timeout_s, RAS_TIMEOUT_S))
         (folder / run_files.ras_report(command, rank)).write_text(text)
 
 
-def ras_status(host: str, port: int) -> str:
-    """Return the status of all communicators from RAS.
+def ras_status(host: str, port: int, *, timeout_s: float = RAS_TIMEOUT_S) -> str:
+    """Return the status of all communicators from RAS, as `ncclras -v` prints it.
 
     Raises:
         OSError: it does not answer.
     """
     answer = b""
-    with socket.create_connection((host, port), timeout=RAS_TIMEOUT_S) as connection:
-        connection.sendall(b"verbose status\n")
+    with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        connection.sendall(b"VERBOSE STATUS\n")
         while len(answer) < RAS_BYTES and (part := connection.recv(1 << 16)):
             answer += part
     return answer.decode(errors="replace")

@@ -181,7 +181,8 @@ class Watchdog:
             stall_report.write(self._file(self._who.rank), self._report)
         flight_recorder.dump(self._folder, self._command, self._who.rank)
         if self._nodes.index(self._report.node) == self._who.rank:  # the first rank of its node
-            flight_recorder.ask_ras(self._folder, self._command, self._who.rank)
+            grace_s = self._stall.grace_s
+            flight_recorder.ask_ras(self._folder, self._command, self._who.rank, timeout_s=grace_s)
 
     def _withdraw_report(self, now_s: float) -> None:
         """Withdraw the report, since the rank made progress."""
