@@ -29,11 +29,13 @@ from bench.contract import mllog
 from bench.contract.plan import Plan
 from bench.errors import BenchError
 from bench.planning import compose
-from jobs.ranks import timing
+from jobs.ranks import rank_times, timing
 from jobs.ranks.rank_times import RankTimes
 from jobs.ranks.slow_ranks import Place, SlowRanks
 
 LOG_EVERY = 10
+WAITS = 2
+"""Per step of the engine megatron: for the gradients and for their norm."""
 Step = Callable[[], Any]
 
 
@@ -51,6 +53,8 @@ def main() -> int:
     except BenchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    join(plan, 0)
+    print(f"marks and exchange alone: {alone_us():.1f} us of CPU time per step")
     pairs = list(measured(plan, args.pairs, seconds=args.seconds, order=random.Random(args.seed)))
     if args.json:
         args.json.write_text(json.dumps([asdict(pair) for pair in pairs]))
@@ -59,7 +63,6 @@ def main() -> int:
 
 def measured(plan: Plan, num_pairs: int, *, seconds: float, order: random.Random) -> Iterator[Pair]:
     """Yield pairs of blocks, each of about as many seconds, after a few steps that compile."""
-    join(plan, 0)
     from jobs.engines.megatron import loop, model
 
     engine, rows, gbs = model.build(plan, seed=1), known_words(plan, 0), plan.batch.global_batch_size
@@ -79,10 +82,33 @@ def measured(plan: Plan, num_pairs: int, *, seconds: float, order: random.Random
         yield Pair(with_s=block_s[True], without_s=block_s[False], with_first=with_first)
 
 
+def alone_us(num_steps: int = 20_000) -> float:
+    """Return the CPU time of this thread for the marks of a step and its share of an exchange, without any step."""
+    times = measurement(is_on=True)
+    times.begin(timing.now())
+    began = time.thread_time()
+    for number in range(1, num_steps + 1):
+        with rank_times.loading():
+            pass
+        for _ in range(WAITS):
+            with rank_times.waiting():
+                pass
+        times.stepped(timing.now())
+        if number % LOG_EVERY == 0:
+            synchronize()
+            times.exchange(number)
+    took_s = time.thread_time() - began
+    times.finish()
+    return 1e6 * took_s / num_steps
+
+
+def measurement(*, is_on: bool) -> RankTimes:
+    return RankTimes(SlowRanks([Place("here", 0)], [0], Path(), trial=0) if is_on else None, mllog.Writer(None))
+
+
 def block(step: Step, read: Callable[[Any], None], num_steps: int, *, is_on: bool) -> float:
     """Return the seconds per step of one block."""
-    slow = SlowRanks([Place("here", 0)], [0], Path(), trial=0) if is_on else None
-    times = RankTimes(slow, mllog.Writer(None))
+    times = measurement(is_on=is_on)
     for _ in range(UNTIMED_STEPS):
         step()
     synchronize()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Moment = Any
 """A time of the host in seconds, or a CUDA event."""
-WINDOW_STEPS, WINDOW_S = 10, 1.0
+WINDOW_STEPS, WINDOW_S = 10, 2.0
 """The medians are exchanged at a log line, after at least so many steps and, from the second window on, seconds."""
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """Nanoseconds on a CPU, nanoseconds of waiting for a CPU while ready to run, and time slices of this thread."""
@@ -179,7 +179,9 @@ class RankTimes:
         self._window, self._evaluation_s, self._host_wait_s = [], 0.0, waited_s
         own = torch.tensor(window, dtype=torch.float64, device=process_group.device())
         everyone = torch.empty(torch.distributed.get_world_size() * len(window), dtype=torch.float64, device=own.device)
-        work = torch.distributed.all_gather_into_tensor(everyone, own, async_op=True)
+        # torch 2.13 has given it another name.
+        gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+        work = gather(everyone, own, async_op=True)
         self._gathering = work, own, everyone
 
     def _judge(self, step: int | None = None) -> None:
@@ -192,11 +194,12 @@ class RankTimes:
         work, _, everyone = self._gathering
         self._gathering = None
         work.wait()
-        windows = [Window(*row) for row in everyone.view(-1, len(Window._fields)).tolist()]
-        self._window_steps = max(WINDOW_STEPS, math.ceil(WINDOW_S / max(window.step_s for window in windows)))
+        rows = everyone.view(-1, len(Window._fields))
+        slowest_s = float(rows[:, Window._fields.index("step_s")].max())
+        self._window_steps = max(WINDOW_STEPS, math.ceil(WINDOW_S / slowest_s))
         if self._slow is None or self._log is None:
             return
-        for slow in self._slow.add(windows):
+        for slow in self._slow.add([Window(*row) for row in rows.tolist()]):
             at = {} if step is None else {"step": step}
             self._log.event(mllog.SLOW_RANKS, list(slow.ranks), **slow.about(), **at)
 

@@ -94,6 +94,8 @@ class SlowRanks:
     folder: Path
     trial: int
     _recent: deque[Sequence[Window]] = field(default_factory=lambda: deque(maxlen=PERSISTENT))
+    _slow_in: deque[set[int]] = field(default_factory=lambda: deque(maxlen=PERSISTENT))
+    """The slow ranks of each recent window."""
     _evaluations: deque[Sequence[Window]] = field(default_factory=lambda: deque(maxlen=EVALUATIONS))
     _own_s: list[list[float]] = field(default_factory=list)
     """Of each window, and each rank."""
@@ -112,10 +114,10 @@ class SlowRanks:
         self._elapsed_s = windows[0].elapsed_s
         if all(window.evaluation_s > 0 for window in windows):
             self._evaluations.append(windows)
-        slow_now = {rank for rank in range(len(windows)) if self._is_slow(windows, rank)}
-        self._count_losses(windows, slow_now)
-        in_steps = [rank for rank in slow_now if self._is_persistent(rank)]
-        found = [*self._found(in_steps), *self._found_in_evaluations()]
+        self._slow_in.append(self._slow_ranks(windows))
+        self._count_losses(windows, self._slow_in[-1])
+        persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set()
+        found = [*self._found(sorted(persistent)), *self._found_in_evaluations()]
         new = [slow for slow in found if (slow.node, slow.cause) not in self._reported]
         self._reported |= {(slow.node, slow.cause): slow for slow in found}
         return new
@@ -136,15 +138,21 @@ class SlowRanks:
         usual_s = median(getattr(windows[other], name) for other in self._others(rank))
         return float(getattr(windows[rank], name) - usual_s)
 
-    def _is_slow(self, windows: Sequence[Window], rank: int) -> bool:
-        if not (others := self._others(rank)):
-            return False
-        usual_s = median(windows[other].own_s for other in others)
-        noise_s = hypot(windows[rank].noise_s, median(windows[other].noise_s for other in others))
-        return windows[rank].own_s - usual_s > max(LEAST * usual_s, SIGMAS * noise_s)
+    def _compared(self, windows: Sequence[Window], name: str) -> Iterator[tuple[int, float, float]]:
+        """Yield each rank, its value, and the median of the other ranks of its stage, sorted once for many ranks."""
+        for stage in set(self.stages):
+            values = sorted((getattr(windows[r], name), r) for r, own in enumerate(self.stages) if own == stage)
+            only = [value for value, _ in values]
+            for place, (value, rank) in enumerate(values[1:], 1):  # the fastest is not slow
+                yield rank, value, _median_without(only, place)
 
-    def _is_persistent(self, rank: int) -> bool:
-        return len(self._recent) == PERSISTENT and all(self._is_slow(windows, rank) for windows in self._recent)
+    def _slow_ranks(self, windows: Sequence[Window]) -> set[int]:
+        noise_s = median(window.noise_s for window in windows)
+        return {
+            rank
+            for rank, own_s, usual_s in self._compared(windows, "own_s")
+            if own_s - usual_s > max(LEAST * usual_s, SIGMAS * hypot(windows[rank].noise_s, noise_s))
+        }
 
     def _count_losses(self, windows: Sequence[Window], slow_now: set[int]) -> None:
         """Add what the steps of this window lost by each node: the own time above that of the slowest other rank."""
@@ -166,14 +174,13 @@ class SlowRanks:
         """Yield the ranks that are slow in each of the last evaluations, but not in steps."""
         if len(self._evaluations) < EVALUATIONS:
             return
-        for rank in range(len(self.places)):
-            if not self._others(rank) or any(self._is_slow(windows, rank) for windows in self._recent):
-                continue
-            excesses = [
-                (self._excess(each, rank, "evaluation_s"), each[rank].evaluation_s) for each in self._evaluations
-            ]
-            if all(excess_s > LEAST_OF_EVALUATION * (own_s - excess_s) for excess_s, own_s in excesses):
-                yield self._slow([rank], "evaluation_s", self._evaluations)
+        slow_in = [self._slow_in_evaluation(windows) for windows in self._evaluations]
+        for rank in sorted(set.intersection(*slow_in).difference(*self._slow_in)):
+            yield self._slow([rank], "evaluation_s", self._evaluations)
+
+    def _slow_in_evaluation(self, windows: Sequence[Window]) -> set[int]:
+        compared = self._compared(windows, "evaluation_s")
+        return {rank for rank, own_s, usual_s in compared if own_s > (1 + LEAST_OF_EVALUATION) * usual_s}
 
     def _slow(self, ranks: Sequence[int], name: str, recent: Sequence[Sequence[Window]]) -> Slow:
         """Return slow ranks of one node by their medians over windows."""
@@ -201,6 +208,16 @@ class SlowRanks:
         if slow.cause == EVALUATION:
             return slow
         return Slow(slow.node, slow.ranks, slow.cause, slow.own_s, slow.usual_s, self._percent(slow.node), slow.reasons)
+
+
+def _median_without(values: Sequence[float], place: int) -> float:
+    """Return the median of sorted values without the one at a place."""
+    middle = (len(values) - 1) // 2
+
+    def rest(at: int) -> float:
+        return values[at + (at >= place)]
+
+    return rest(middle) if len(values) % 2 == 0 else (rest(middle - 1) + rest(middle)) / 2
 
 
 def _joined(windows: Sequence[Window]) -> Window:
