@@ -9,7 +9,7 @@ their own. One log of ten has a cause that no rule describes, and one of twenty 
 
 Printed per rule: cases, how many were found, and how often the rule was named for another cause; then precision (named
 and right, of all named) and recall (right, of all with a known cause), and the misses. The seed is drawn anew unless it
-is given, so that nobody tunes `why` to one set. Exit code 1: precision or recall is below 95 %.
+is given, so that `why` is not tuned to one set. Exit code 1: precision or recall is below 95 %.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def composed(draw: random.Random) -> Case:
     text = draw.choice(CAUSES[rule])
     others = [] if rule in BEFORE_RANKS else draw.choices(AFTERWARDS, k=draw.randint(0, 5))
     if rule in BEFORE_COLLECTIVES:
-        others = [other for other in others if not any(word in other for word in ("NCCL", "gloo"))]
+        others = [other for other in others if not any(name in other for name in ("NCCL", "gloo"))]
     if rule in STOPPED:
         others = [other for other in others if "Watchdog caught" not in other]
     slurm = rule not in (*ENDS_OF_JOB, *BEFORE_RANKS)

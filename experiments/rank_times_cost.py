@@ -5,9 +5,9 @@
 
 One process holds the engine of one rank and keeps training, as in experiments/telemetry_cost.py, which explains the
 pairs and what is printed. In one block of a pair the marks are recorded, and their medians are gathered and judged at
-every log line; in the other one not. Both read the loss at every log line. With a single rank nobody waits: the marks
-cost the same, and the gathering does not wait for others either. On a GPU the pairs have wall-clock time; on a CPU, the
-CPU time of the process, which a busy machine does not change much. Exit code 1: a cost below the limit is not shown.
+every log line; in the other one not. Both read the loss at every log line. With a single rank there is no waiting: the
+marks cost the same, and the gathering does not wait for others either. On a GPU the pairs have wall-clock time; on a
+CPU, the CPU time of the process. Exit code 1: a cost below the limit is not shown.
 """
 
 import argparse

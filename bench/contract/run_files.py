@@ -161,7 +161,7 @@ RAS_ENDING = ".ras"
 
 
 def ras_report(command: str, rank: int) -> str:
-    """Return the report of NCCL's RAS, asked by this rank."""
+    """Return the report of NCCL's RAS that this rank requested."""
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}{RAS_ENDING}"
 
 

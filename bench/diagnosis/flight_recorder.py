@@ -52,12 +52,12 @@ def cited(folder: Path) -> str | None:
 
 def records(folder: Path) -> dict[int, Any]:
     """Return the readable records of a run folder by rank; of two of a rank, the one that our ranks wrote."""
-    found: dict[int, Any] = {}
+    by_rank: dict[int, Any] = {}
     for path in sorted((folder / run_files.RANK_LOGS).glob("*flight_*"), key=lambda path: path.suffix == ".json"):
         if match := _RANK.search(path.name):
             with suppress(OSError, ValueError, EOFError, pickle.UnpicklingError, AttributeError, IndexError, KeyError):
-                found[int(match[1])] = _read(path)
-    return found
+                by_rank[int(match[1])] = _read(path)
+    return by_rank
 
 
 def _read(path: Path) -> Any:
@@ -137,7 +137,7 @@ def _ras(folder: Path) -> Iterator[str]:
         with suppress(OSError), regular_files.opened(path) as file:
             lines = file.read(MAX_BYTES).decode(errors="replace").splitlines()
             starts = [n for n, line in enumerate(lines) if line.strip() in _SECTIONS]
-            said = [line.strip() for start in starts for line in lines[start + 2 : start + 2 + 2 * _RAS_LINES]]
-            said = [line for line in said if line and line not in _SECTIONS and set(line) != {"="}]
-            if said:
-                yield "NCCL RAS: " + shown(", ".join(dict.fromkeys(said[:_RAS_LINES])).encode())
+            reported = [line.strip() for start in starts for line in lines[start + 2 : start + 2 + 2 * _RAS_LINES]]
+            reported = [line for line in reported if line and line not in _SECTIONS and set(line) != {"="}]
+            if reported:
+                yield "NCCL RAS: " + shown(", ".join(dict.fromkeys(reported[:_RAS_LINES])).encode())

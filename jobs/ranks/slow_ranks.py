@@ -117,9 +117,9 @@ class SlowRanks:
         self._slow_in.append(self._slow_ranks(windows))
         self._count_losses(windows, self._slow_in[-1])
         persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set()
-        found = [*self._found(sorted(persistent)), *self._found_in_evaluations()]
-        new = [slow for slow in found if (slow.node, slow.cause) not in self._reported]
-        self._reported |= {(slow.node, slow.cause): slow for slow in found}
+        slow_now = [*self._in_steps(sorted(persistent)), *self._in_evaluations()]
+        new = [slow for slow in slow_now if (slow.node, slow.cause) not in self._reported]
+        self._reported |= {(slow.node, slow.cause): slow for slow in slow_now}
         return new
 
     def summary(self) -> dict[str, Any] | None:
@@ -164,13 +164,13 @@ class SlowRanks:
             lost_s = max(0.0, slowest_s - rest_s) * windows[0].num_steps
             self._lost_s[node] = self._lost_s.get(node, 0.0) + lost_s
 
-    def _found(self, ranks: Sequence[int]) -> Iterator[Slow]:
+    def _in_steps(self, ranks: Sequence[int]) -> Iterator[Slow]:
         """Yield the slow ranks by node, each with the cause of its slowest one."""
         for node in dict.fromkeys(self.places[rank].node for rank in ranks):
             here = [rank for rank in ranks if self.places[rank].node == node]
             yield self._slow(here, "own_s", self._recent)
 
-    def _found_in_evaluations(self) -> Iterator[Slow]:
+    def _in_evaluations(self) -> Iterator[Slow]:
         """Yield the ranks that are slow in each of the last evaluations, but not in steps."""
         if len(self._evaluations) < EVALUATIONS:
             return

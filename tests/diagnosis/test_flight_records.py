@@ -50,14 +50,14 @@ def cited(folder: Path, records: dict[int, Any]) -> str | None:
     return flight_recorder.cited(folder)
 
 
-AHEAD, BEHIND = record(("0", 7, True), ("3", 4, False)), record(("0", 7, True), ("3", 3, True))
+LATER, EARLIER = record(("0", 7, True), ("3", 4, False)), record(("0", 7, True), ("3", 3, True))
 
 
 @pytest.mark.parametrize(
     ("records", "expected"),
     [
         (
-            {0: AHEAD, 1: BEHIND, 2: AHEAD, 3: AHEAD},
+            {0: LATER, 1: EARLIER, 2: LATER, 3: LATER},
             "rank 1 did not enter collective 4 (all_reduce) of group DATA_PARALLEL_3, in which ranks 0, 2, 3 waited",
         ),
         (
@@ -104,7 +104,7 @@ def test_a_pickle_that_runs_code_is_not_read(tmp_path: Path) -> None:
 
 def test_why_cites_it_and_ras_for_a_hang(tmp_path: Path) -> None:
     (tmp_path / "slurm-1.out").write_text(TIMEOUT)
-    cited(tmp_path, {0: AHEAD, 1: BEHIND})
+    cited(tmp_path, {0: LATER, 1: EARLIER})
     (tmp_path / "rank_logs/trial_0_rank_0.ras").write_text(RAS)
     explanation = explain([tmp_path])
     assert explanation.rule == "NCC-06" and explanation.detail == (
@@ -137,19 +137,19 @@ MISMATCH
 """
 
 
-def test_ras_is_asked_by_its_text_protocol() -> None:
+def test_ras_answers_a_request_in_its_text_protocol() -> None:
     """A server in place of NCCL's, which answers and closes the connection."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     with socket.create_server(("localhost", 0)) as server:
 
         def answer() -> None:
             connection, _ = server.accept()
             with connection:
-                asked.append(connection.recv(100))
+                requests.append(connection.recv(100))
                 connection.sendall(RAS.encode())
 
         thread = threading.Thread(target=answer)
         thread.start()
         assert recorder.ras_status("localhost", server.getsockname()[1]) == RAS
         thread.join()
-    assert asked == [b"VERBOSE STATUS\n"]
+    assert requests == [b"VERBOSE STATUS\n"]

@@ -15,7 +15,7 @@ from helpers.short_training import WORDS
 
 pytestmark = [pytest.mark.trains, pytest.mark.skipif(ranks.DEVICE != "cpu", reason="over gloo")]
 TRAINING = (
-    *(word for word in WORDS if word.partition("=")[0] not in ("data.train_rows", "recipe.log_every_steps")),
+    *(each for each in WORDS if each.partition("=")[0] not in ("data.train_rows", "recipe.log_every_steps")),
     *("cluster.ranks_per_node=2", "data.train_rows=320", "recipe.log_every_steps=5"),
 )
 
@@ -39,10 +39,10 @@ def test_a_delayed_rank_is_named(tmp_path: Path, what: str, rank: int, delay_ms:
     for code, output in ranks.ended_in(folder, command, [shared | place for place in places]):
         assert code == 0, output
     events = reader.read(folder / "result_0.txt")[0]
-    [found] = [event for event in events if event.key == mllog.SLOW_RANKS]
-    assert (found.value, found.metadata["node"], found.metadata["cause"]) == ([rank], f"dgx-{rank}", cause)
-    assert found.metadata["own_ms"] - found.metadata["usual_ms"] == pytest.approx(delay_ms, rel=0.5)
-    assert 0 < found.metadata["percent"] < 100
+    [record] = [event for event in events if event.key == mllog.SLOW_RANKS]
+    assert (record.value, record.metadata["node"], record.metadata["cause"]) == ([rank], f"dgx-{rank}", cause)
+    assert record.metadata["own_ms"] - record.metadata["usual_ms"] == pytest.approx(delay_ms, rel=0.5)
+    assert 0 < record.metadata["percent"] < 100
     explanation, tracker = explain([folder]), Tracker()
     tracker.update(events)
     text = f"rank {rank} on dgx-{rank}: slow {cause} ("

@@ -53,9 +53,9 @@ class Ranks:
 def test_a_slow_rank_is_named_with_its_cause_and_price(part: str, cause: str) -> None:
     """Once, after five windows. The other fifteen wait 15 % of 1.15 steps, less what the slowest of them needs."""
     ranks = Ranks(seed=3)
-    found = [ranks.window({6: 0.15}, part) for _ in range(2 * PERSISTENT)]
-    assert [bool(each) for each in found] == [n == PERSISTENT - 1 for n in range(2 * PERSISTENT)]
-    [slow] = found[PERSISTENT - 1]
+    reported = [ranks.window({6: 0.15}, part) for _ in range(2 * PERSISTENT)]
+    assert [bool(each) for each in reported] == [n == PERSISTENT - 1 for n in range(2 * PERSISTENT)]
+    [slow] = reported[PERSISTENT - 1]
     assert (slow.node, slow.ranks, slow.cause, slow.reasons) == ("dgx-1", (6,), cause, ())
     assert slow.own_s == pytest.approx(1.15 * STEP_S, rel=0.02) and slow.usual_s == pytest.approx(STEP_S, rel=0.02)
     assert slow.percent == pytest.approx(100 * 0.15 / 1.15, abs=2)
@@ -78,16 +78,16 @@ def test_without_a_slow_rank_none_is_accused(seed: int, noise: float, pp: int) -
 
 def test_ranks_of_one_node_are_one_finding_and_nodes_are_two() -> None:
     ranks = Ranks(seed=1)
-    found = [slow for _ in range(PERSISTENT) for slow in ranks.window({0: 0.1, 1: 0.1, 8: 0.3})]
-    assert [(slow.node, slow.ranks) for slow in found] == [("dgx-0", (0, 1)), ("dgx-2", (8,))]
-    assert found[0].percent < found[1].percent
+    reported = [slow for _ in range(PERSISTENT) for slow in ranks.window({0: 0.1, 1: 0.1, 8: 0.3})]
+    assert [(slow.node, slow.ranks) for slow in reported] == [("dgx-0", (0, 1)), ("dgx-2", (8,))]
+    assert reported[0].percent < reported[1].percent
 
 
-def test_an_evaluation_is_told_from_steps() -> None:
+def test_a_slow_evaluation_is_reported_as_such() -> None:
     ranks = Ranks(seed=2)
-    found = [slow for _ in range(4) for slow in ranks.window({}, evaluation={9: 0.5})]
-    assert [(slow.ranks, slow.cause) for slow in found] == [((9,), "evaluation")]
-    assert (found[0].own_s, found[0].usual_s) == (3.0, 2.0)
+    reported = [slow for _ in range(4) for slow in ranks.window({}, evaluation={9: 0.5})]
+    assert [(slow.ranks, slow.cause) for slow in reported] == [((9,), "evaluation")]
+    assert (reported[0].own_s, reported[0].usual_s) == (3.0, 2.0)
 
 
 def test_telemetry_gives_the_reason(tmp_path: Path) -> None:
