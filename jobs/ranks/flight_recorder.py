@@ -34,11 +34,13 @@ def enable(folder: Path, command: str) -> None:
 
 
 def dump(folder: Path, command: str, rank: int) -> None:
-    """Write this rank's last collectives as JSON; nothing without torch, or if the disk is full."""
+    """Write this rank's last collectives as JSON; nothing without a process group, or if the disk is full."""
+    if not (backend := _backend()):
+        return
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    of_nccl = getattr(c10d, "_dump_nccl_trace_json", None) if _uses_nccl() else None
+    of_nccl = getattr(c10d, "_dump_nccl_trace_json", None) if "nccl" in backend else None
     records = of_nccl or getattr(c10d, "_dump_fr_trace_json", None)
-    if records is None:
+    if records is None:  # an earlier torch
         return
     with suppress(OSError, RuntimeError):
         text: str | bytes = records(includeCollectives=True, onlyActive=False)
@@ -52,14 +54,17 @@ def remove(folder: Path, command: str, rank: int) -> None:
     (folder / run_files.ras_report(command, rank)).unlink(missing_ok=True)
 
 
-def _uses_nccl() -> bool:
+def _backend() -> str:
+    """Return the backends of the process group, such as `cpu:gloo,cuda:nccl`; empty without one, and without torch."""
     distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and "nccl" in str(distributed.get_backend_config())
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ""
+    return str(distributed.get_backend_config())
 
 
 def ask_ras(folder: Path, command: str, rank: int, *, timeout_s: float) -> None:
     """Write what NCCL's RAS on this node reports, if it answers in time."""
-    if not _uses_nccl():
+    if "nccl" not in _backend():
         return
     host, _, port = os.environ.get(RAS_ADDRESS, f"localhost:{RAS_PORT}").rpartition(":")
     with suppress(OSError, ValueError):
