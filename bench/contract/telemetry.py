@@ -64,7 +64,7 @@ class Sample:
 
 
 COLUMNS = tuple(field.name for field in fields(Sample))
-_LEAST_COLUMNS = 11
+_LEAST_COLUMNS = COLUMNS.index("throttle") + 1
 """Files of earlier versions have no columns after `throttle`."""
 WHOLE = ("time_ms", "monotonic_ms", "gpu")
 NUMBERS = tuple(name for name in COLUMNS if name not in (*WHOLE, "throttle"))
