@@ -12,6 +12,7 @@ fast: .venv/test-installed  ## tests that do not train, start no programs and ar
 	tests/all.sh $(BIN)/python fast
 
 faults: .venv/test-installed  ## inject every known fault into runs on Slurm, Kubernetes, Ray, on hosts and by the runner
+	$(BIN)/python experiments/grade_why.py
 	$(BIN)/python tests/backends/slurm/faults.py
 	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
 
@@ -20,6 +21,9 @@ slow: .venv/test-installed .venv/site-installed  ## tests that are too long for 
 
 find-slow: .venv/test-installed  ## does the node check name the slow part of 1,000 simulated clusters? SEED: to repeat a run
 	$(BIN)/python experiments/find_slow.py $(if $(SEED),--seed $(SEED))
+
+grade-why: .venv/test-installed  ## precision and recall of `why` on 200 composed logs; SEED: to repeat a run
+	$(BIN)/python experiments/grade_why.py $(if $(SEED),--seed $(SEED))
 
 mutants: .venv/test-installed  ## how many of a random sample of small defects the fast tests find
 	$(BIN)/python experiments/mutants.py
@@ -63,4 +67,4 @@ predict: .venv/test-installed  ## predict every published step that is shipped, 
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
-.PHONY: run test fast faults slow find-slow mutants bench predict lint packages site
+.PHONY: run test fast faults slow find-slow grade-why mutants bench predict lint packages site

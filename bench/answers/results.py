@@ -196,7 +196,7 @@ class LogPattern(Part, kw_only=True):
     """A pattern that identifies a rule in a log."""
 
     weight: str
-    """How much the pattern explains: HINT, OUTCOME, END, ECHO, DEATH or CAUSE."""
+    """How much the pattern explains: HINT, OUTCOME, END, ECHO, DEATH, CRASH or CAUSE."""
     pattern: str
     """A regular expression."""
 

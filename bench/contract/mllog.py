@@ -99,6 +99,13 @@ PEAK_MEMORY = "peak_memory_gib"
 GPU_TELEMETRY, NOT_MEASURED = "gpu_telemetry", "not_measured"
 """Per {node} from run_start to run_stop: power, clocks, temperature, memory and energy of its GPUs, or the reason why
 they were {not_measured}. `jobs.ranks.telemetry` writes it, `bench.mlperf.telemetry` reads it."""
+SLOW_RANKS = "slow_ranks"
+"""Ranks of a {node} that have become persistently slower than the others, at {step}: the {cause}, the slowest one's own
+time {own_ms} of a step (or an evaluation) without waiting, the median of the others {usual_ms}, the {percent} of the
+run so far that this has cost, and the {reasons} that telemetry shows. `jobs.ranks.slow_ranks` decides."""
+RANK_TIMES = "rank_times"
+"""After run_stop: medians over all windows of each rank's own time of a step, {own_ms}, with the number of {windows}
+and their {steps}, and the {slow} ranks with their share of the whole run."""
 PRICE_PER_GPU_HOUR, CURRENCY = "price_per_gpu_hour", "currency"
 """The price of a GPU hour as set for the cluster, and its currency; both only if a price is set."""
 MODULE_TIMES = "module_times"

@@ -152,6 +152,19 @@ def stack(command: str, rank: int | str) -> str:
     return f"{RANK_LOGS}/{label(command)}_rank_{rank}.stack"
 
 
+def flight_record(command: str, rank: str) -> str:
+    """Return the last collectives of a stalled rank: with `.json` from us, without from torch, which adds the rank."""
+    return f"{RANK_LOGS}/{label(command)}_flight_{rank}"
+
+
+RAS_ENDING = ".ras"
+
+
+def ras_report(command: str, rank: int) -> str:
+    """Return the report of NCCL's RAS that this rank requested."""
+    return f"{RANK_LOGS}/{label(command)}_rank_{rank}{RAS_ENDING}"
+
+
 def output(command: str) -> str:
     """Return the output file of a command, on backends with one file for all ranks."""
     return f"{RANK_LOGS}/{label(command)}.out"

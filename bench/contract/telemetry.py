@@ -58,6 +58,10 @@ class Sample:
     """Since the driver was loaded."""
     throttle: tuple[str, ...] | None = None
     """Reasons for reduced clocks; empty if there are none."""
+    pcie_lanes: float | None = None
+    """Width of the PCIe link at this moment."""
+    ecc_errors: float | None = None
+    """Uncorrected memory errors since the driver was loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,8 @@ class Reading:
 
 
 COLUMNS = tuple(field.name for field in fields(Sample))
+_LEAST_COLUMNS = COLUMNS.index("throttle") + 1
+"""Files of earlier versions have no columns after `throttle`."""
 WHOLE = ("time_ms", "monotonic_ms", "gpu")
 NUMBERS = tuple(name for name in COLUMNS if name not in (*WHOLE, "throttle"))
 
@@ -128,22 +134,31 @@ def newest(path: Path) -> list[Sample]:
     Raises:
         OSError: the file cannot be read.
     """
+    latest = {sample.gpu: sample for sample in recent(path)}
+    return [sample for _, sample in sorted(latest.items())]
+
+
+def recent(path: Path) -> list[Sample]:
+    """Return the last samples of all GPUs, about ten seconds of them with eight GPUs.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     with regular_files.opened(path) as file:
         file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
         tail = file.read().decode(errors="replace").splitlines(keepends=True)
-    latest = {sample.gpu: sample for sample in _parsed(tail[1:])}  # the first line is the header, or truncated
-    return [sample for _, sample in sorted(latest.items())]
+    return list(_parsed(tail[1:]))  # the first line is the header, or truncated
 
 
 def _parsed(text: Iterable[str]) -> Iterator[Sample]:
     for cells in csv.reader(line for line in text if line.endswith("\n")):
-        if len(cells) == len(COLUMNS) and cells[0] != COLUMNS[0]:
+        if len(cells) in (_LEAST_COLUMNS, len(COLUMNS)) and cells[0] != COLUMNS[0]:
             with suppress(ValueError):  # another program has written to the file
-                yield _sample(dict(zip(COLUMNS, cells, strict=True)))
+                yield _sample(dict(zip(COLUMNS, cells, strict=False)))
 
 
 def _sample(row: dict[str, str]) -> Sample:
-    numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
+    numbers = {name: float(row[name]) if row.get(name) else None for name in NUMBERS}
     throttle = row["throttle"]
     active = None if not throttle else () if throttle == NO_REASON else tuple(throttle.split(_BETWEEN))
     time_ms, monotonic_ms, gpu = (int(row[name]) for name in WHOLE)

@@ -16,7 +16,7 @@ from bench import backends
 from bench.backends.protocol import KeepsOutput
 from bench.contract import mllog, run_files
 from bench.contract.plan import Plan
-from bench.diagnosis import fixes, log_scan, run_reports, trial_state
+from bench.diagnosis import fixes, flight_recorder, log_scan, run_reports, trial_state
 from bench.diagnosis.log_scan import Clue, Scan
 from bench.errors import BenchError, ConfigError, LogError
 from bench.mlperf import log as logs
@@ -57,6 +57,8 @@ UNKNOWN = "unknown"
 LOGS = ("*.txt", "*.out", "*.err", "*.log")
 _VAGUE = ("RUN-02", "RUN-04", "RUN-07", "RUN-10", "RUN-13", "NCC-07", "LOG-05")
 """Rules that do not name the cause: the last lines of the logs are shown with them."""
+_HANGS = ("RUN-02", "RUN-04", "RUN-07", "RUN-17", "NCC-06", "NCC-07", "SLU-07")
+"""Rules of runs that may have hung: for these, the flight records of the ranks are cited."""
 _ENDINGS = ("RUN-07", "LOG-05")
 """Rules that only report that a run ended; they are not listed together with another rule."""
 _TOO_OFTEN = re.compile(r"was started \d+ times and (?:interrupted|cut short) each time")
@@ -109,6 +111,11 @@ class _Log:
         if self.result is None or self.problems:
             return self.problems
         return trial_state.judge(self.result, self.events, is_running=self.is_running)
+
+    def slow(self) -> list[Clue]:
+        """Return the ranks that were slower than the others, for a run that did not fail."""
+        seen = [] if self.result is None else [f for f in self.result.findings if f.rule == "RUN-26"]
+        return [Clue(f.rule, Weight.HINT, self.result.file if self.result else "", f.line or 1, f.what) for f in seen]
 
     def errors(self) -> Iterable[Clue]:
         """Return the errors of the log itself; the log of the preparation has no trial, and no run_start either."""
@@ -164,7 +171,11 @@ def explain(paths: Sequence[Path], *, ask: bool = False) -> Explanation:
     if best is not None:
         best, seen = _first_cause(best, seen, bad)
         best = _cite_log_line(best, seen)
-    return _with_resume_hint(_explanation(name, best, seen, bad, plan), folder)
+    seen += [clue for log in bad for clue in log.slow()]
+    explanation = _explanation(name, best, seen, bad, plan)
+    if folder is not None and (best is None or best.rule in _HANGS) and (cited := flight_recorder.cited(folder)):
+        explanation = replace(explanation, detail="; ".join(filter(None, (explanation.detail, cited))))
+    return _with_resume_hint(explanation, folder)
 
 
 def _with_resume_hint(explanation: Explanation, folder: Path | None) -> Explanation:
@@ -223,10 +234,24 @@ def _explanation(
 
 
 def _nothing(name: str, logs: Sequence[_Log], title: str) -> Explanation:
+    """Return that nothing failed, and which ranks were slow, if any."""
     running = [log for log in logs if log.is_running]
     seen = [clue for log in logs for clue in (*(() if running else log.errors()), *log.scan.clues)]
     detail = _detail(running[-1]) if running else None
-    return Explanation(run=name, rule=None, title=title, detail=detail, also=_others(seen, ""))
+    slow = [clue for log in logs for clue in log.slow()]
+    if not slow:
+        return Explanation(run=name, rule=None, title=title, detail=detail, also=_others(seen, ""))
+    return Explanation(
+        run=name,
+        rule=None,
+        title=f"{title}; {RULES['RUN-26'].title}",
+        evidence="; ".join(dict.fromkeys(clue.text for clue in slow)),
+        file=slow[0].file,
+        line=slow[0].line,
+        detail=detail,
+        fix=RULES["RUN-26"].fix,
+        also=_others(seen, ""),
+    )
 
 
 def _others(seen: Iterable[Clue], rule: str) -> tuple[Clue, ...]:

@@ -243,6 +243,13 @@ _FOLLOWING = re.compile(
     rb"(?:BrokenPipe|Connection(?:Reset|Refused|Aborted)?|EOF|ChildFailed|DistNetwork)Error|SignalException"
 )
 """Exceptions that only show that another process has died; a program (RUN-20) that ends with one was not the first."""
+_ABOUT_OTHERS = re.compile(
+    rb"(?i:timed? ?out|connection|\bpeer\b|nccl|gloo|process ?group|barrier|store\b|\brank \d|exit (?:code|status)"
+    rb"|CalledProcessError|RayTaskError|worker)"
+)
+"""Exceptions that another process may have caused. Any other one with a traceback is a cause of its own."""
+_IGNORED = re.compile(rb"^%bException ignored (?:in|on)" % LABEL)
+"""Python prints such a traceback while a rank ends, whatever the reason."""
 _TROUBLE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)\b\]?:? |Exited with exit code [1-9]|\bBroken pipe|Connection reset"
 )
@@ -258,7 +265,7 @@ _STEP_ENDS = re.compile(rb"srun: .{0,40}Terminating (?:StepId|job step)|STEP .{1
 _TERMINATED = re.compile(rb": (?:Terminated|Exited with exit code 143)\b")
 _EXITED_143 = re.compile(rb": Exited with exit code 143\b")
 """A rank of ours that got SIGTERM; from srun only after it has reported that it ends the step."""
-_WATCHED = (_RAISED, _TROUBLE, _EXITED, _RESTART, _SCRIPT, _TASK_ENDS, _STEP_ENDS, re.compile(b":::MLLOG"))
+_WATCHED = (_RAISED, _IGNORED, _TROUBLE, _EXITED, _RESTART, _SCRIPT, _TASK_ENDS, _STEP_ENDS, re.compile(b":::MLLOG"))
 """Patterns that are searched in addition to the signs."""
 _KNOWN = re.compile(r"(?:\d+: ?)?([A-Z]{2,3}-\d\d): ")
 
@@ -336,6 +343,8 @@ class _Reader:
         self._task_failed = False
         """Whether Slurm has reported a task that was not terminated by SIGTERM."""
         self._has_records = False
+        self._is_ignored = False
+        """Whether the traceback that follows is one that Python ignores."""
         self._earlier: list[Clue] = []
         self._seen_boring: set[bytes] = set()
         self._raised, self._trouble, self._end = b"", deque[bytes](maxlen=3), b""
@@ -378,14 +387,22 @@ class _Reader:
             self._failing, self._has_records = False, True
             self._progress += bool(_PROGRESS.search(line))
             return
+        if _IGNORED.match(line):
+            self._is_ignored = True
+            return
         raised = _RAISED.match(line)
+        if raised and self._is_ignored:
+            self._is_ignored = False
+            return
         if (script := _SCRIPT.match(line)) and (rule := script["rule"].decode()) in RULES:
             self._add(Clue(rule, Weight.CAUSE, self._file, self._line, shown(line)))
         elif known := _recognise(line):
             self._add_known(line, *known, frame=self._frame(line, flat, start) if raised else None)
         elif raised and not _FOLLOWING.fullmatch(raised["name"]):
             frame = self._frame(line, flat, start)
-            weight = Weight.DEATH if frame else Weight.END  # without a traceback the program may have caught it
+            weight = Weight.CRASH if frame else Weight.END  # without a traceback the program may have caught it
+            if frame and (_ABOUT_OTHERS.search(line) or self._has_ended):
+                weight = Weight.DEATH
             self._add(Clue("RUN-13", weight, self._file, self._line, _with_frame(shown(line), frame)))
         self._step_ends |= bool(_STEP_ENDS.search(line))
         is_task_end = bool(_TASK_ENDS.search(line))
@@ -400,6 +417,8 @@ class _Reader:
     def _add_known(self, line: bytes, rule: str, weight: Weight, place: int, *, frame: Frame | None) -> None:
         if rule == "SLU-08" and self._failing:  # srun also cancels the other tasks of a failed step
             return
+        if weight is Weight.CRASH and (self._has_ended or b"srun: error: " in line):
+            weight = Weight.DEATH
         if weight is Weight.DEATH and b"srun: error: " in line:
             first_to_exit = _EXITED_143.search(line) and not self._step_ends
             if self._task_ends and _TERMINATED.search(line) and not first_to_exit:  # srun ends the rest of the step
@@ -411,6 +430,11 @@ class _Reader:
             self._first.pop((rule, weight), None)  # of a rank that Slurm terminated
         shift = max(0, place - _MAX_SHOWN // 2) if len(line) > _MAX_SHOWN else 0
         self._add(Clue(rule, weight, self._file, self._line, _with_frame(shown(line[shift:]), frame)))
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the end of the run was seen: a rank may crash because of it."""
+        return self._step_ends or any(weight is Weight.END for _, weight in self._first)
 
     def _frame(self, line: bytes, flat: bytes, start: int) -> Frame | None:
         """Return the frame that raised the exception on a line; its traceback may begin in the previous chunk."""

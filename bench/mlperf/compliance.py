@@ -16,6 +16,7 @@ from bench.mlperf import (
     program_checks,
     provenance_checks,
     recipe_checks,
+    slow_ranks,
     step_checks,
     telemetry,
 )
@@ -311,6 +312,7 @@ _CHECKS = (
     _check_resumed,
     *(_check_keys, _check_counts, _check_seed, *recipe_checks.CHECKS, *provenance_checks.CHECKS),
     *(*program_checks.CHECKS, *clock_checks.CHECKS, *step_checks.CHECKS, *pace_checks.CHECKS),
+    *slow_ranks.CHECKS,
     local_sgd.check,
     telemetry.check,
 )

@@ -196,4 +196,10 @@ RUN: Texts = {
         "install the module in the evidence into the environment or image of the ranks, and try `python -c 'import "
         "MODULE'` there: `pip install 'runstop[engine]'` has the packages of runstop's own engine",
     ),
+    "RUN-26": (
+        "a rank was persistently slower than the others, which waited for it",
+        "computation: check the node in the evidence (`runstop doctor --tier nodes`, `nvidia-smi -q`), and leave it "
+        "out if it stays slow; data loading: copy the rows to a local disk of the node; host contention: find the "
+        "other processes on its CPUs, or request more CPUs per rank; evaluation: compare its share of the rows",
+    ),
 }

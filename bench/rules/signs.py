@@ -15,7 +15,7 @@ from bench.rules import (
     signs_of_serving,
     signs_of_training,
 )
-from bench.rules.signs_of_ends import DEATHS, ECHOES, ENDS, HINTS
+from bench.rules.signs_of_ends import CRASHES, DEATHS, ECHOES, ENDS, HINTS
 
 
 class Weight(IntEnum):
@@ -31,7 +31,9 @@ class Weight(IntEnum):
     """What ranks print after another rank has died."""
     DEATH = 5
     """A rank died and printed no reason."""
-    CAUSE = 6
+    CRASH = 6
+    """A rank died in a way that neither another rank nor a launcher causes, such as a segmentation fault."""
+    CAUSE = 7
     """It names the cause."""
 
 
@@ -55,6 +57,7 @@ _FAMILIES = {
     | signs_of_ray.CAUSES
     | signs_of_serving.CAUSES
     | signs_of_training.CAUSES,
+    Weight.CRASH: signs_of_pods.CRASHES | CRASHES,
     Weight.DEATH: signs_of_pods.DEATHS | DEATHS,
     Weight.ECHO: signs_of_serving.ECHOES | ECHOES,
     Weight.END: ENDS,

@@ -5,14 +5,18 @@ The order matters: the first pattern that matches a line wins. `bench.rules.sign
 
 from bench.rules.line_starts import TASKS
 
-DEATHS: dict[str, tuple[bytes, ...]] = {
+CRASHES: dict[str, tuple[bytes, ...]] = {
     "RUN-04": (
         rb"Segmentation fault|\bBus error\b|Fatal Python error: Illegal instruction",
         rb"Signal \d{1,2} \(SIG(?:SEGV|BUS|ILL|FPE)\) received|\bexitcode {0,4}: -(?:11|7|4|8)\b",
-        rb"Exited with exit code (?:139|135|132)\b|" + TASKS + rb"(?:Bus error|Illegal instruction)",
+        rb"\bfree\(\): invalid (?:pointer|size|next)|double free or corruption|corrupted size vs\. prev_size",
     ),
+    "RUN-02": (rb"Signal 9 \(SIGKILL\) received|\bexitcode {0,4}: -9\b",),
+}
+
+DEATHS: dict[str, tuple[bytes, ...]] = {
+    "RUN-04": (rb"Exited with exit code (?:139|135|132)\b|" + TASKS + rb"(?:Bus error|Illegal instruction)",),
     "RUN-02": (
-        rb"Signal 9 \(SIGKILL\) received|\bexitcode {0,4}: -9\b",
         rb"\bgot SIG(?:KILL|SEGV|BUS|ABRT|TERM|INT|HUP) during ",
         TASKS + rb"Killed",
         rb"Exited with exit code 137\b|: line \d{1,6}: +\d{1,9} Killed\b",

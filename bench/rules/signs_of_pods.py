@@ -24,6 +24,10 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
     "KUB-06": (rb"no matches for kind \"",),
 }
 
+CRASHES: dict[str, tuple[bytes, ...]] = {
+    "KUB-13": (rb"\bNodeNotReady\b|\bNodeLost\b|node\.kubernetes\.io/(?:unreachable|not-ready):NoExecute",),
+}
+
 DEATHS: dict[str, tuple[bytes, ...]] = {
     "KUB-01": (
         rb"\bImagePullBackOff\b|\bErrImage(?:Pull|NeverPull)\b|\bInvalidImageName\b",
@@ -34,6 +38,5 @@ DEATHS: dict[str, tuple[bytes, ...]] = {
         rb"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \".{1,200}\" not found",
     ),
     "KUB-02": (rb"\bFailedScheduling\b|\b\d+/\d+ nodes are available: |Insufficient nvidia\.com/gpu",),
-    "KUB-13": (rb"\bNodeNotReady\b|\bNodeLost\b|node\.kubernetes\.io/(?:unreachable|not-ready):NoExecute",),
     "KUB-05": (rb"\bCrashLoopBackOff\b|Back-off restarting failed container",),
 }

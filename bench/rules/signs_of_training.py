@@ -25,12 +25,13 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         TASKS + rb"Out Of Memory",
         rb"exceeded (?:job |step )?memory limit.{0,80}being killed",
         LINE + rb"MemoryError\b",
-        rb"DefaultCPUAllocator: .{0,40}(?:can't|not enough)|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
+        rb"DefaultCPUAllocator: .{0,40}(?:can't|not enough)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+        rb"|ArrayMemoryError: Unable to allocate ",
     ),
     "RUN-14": (
         rb"Stale (?:NFS )?file handle|\[Errno 116\]",
         rb"\[Errno (?:5|121)\] |: Input/output error|\bI/O error, dev |Buffer I/O error on dev",
-        rb"Cannot send after transport endpoint shutdown",
+        rb"Cannot send after transport endpoint shutdown|Transport endpoint is not connected",
     ),
     "RUN-15": (
         rb"Too many open files|received 0 items of ancdata|can't start new thread",
@@ -46,7 +47,8 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"Cannot access gated repo|GatedRepoError|trying to access a gated repo|RepositoryNotFoundError"
         rb"|LocalEntryNotFoundError",
         rb"40[13] Client Error.{0,120}huggingface|Repository Not Found for url",
-        rb"is not a local folder and is not a valid model identifier|We couldn't connect to 'https://huggingface",
+        rb"is not a local folder and is not a valid model identifier|We couldn't connect to 'https://huggingface"
+        rb"|Incorrect path_or_model_id: |\.idx and \.bin files cannot be found",
         rb"Can't load tokenizer for|[Uu]nable to load vocabulary|is not a distributed checkpoint|not a checkpoint of ",
         LINE
         + rb"FileNotFoundError: .{0,300}(?:data|train|valid|eval|token|model|ckpt|checkpoint|\.npy|\.idx|\.bin|\.json)",
@@ -54,7 +56,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"mountcheck.{0,300}(?:fail|mismatch|unexpected|error)|srcIndex < srcSelectDimSize|index out of range in self",
     ),
     "CFG-08": (
-        rb"No space left on device|Disk quota exceeded",
+        rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing",
         rb"PermissionError: \[Errno 13\]|/(?:results?|logs?|runs?)/\S{0,300}: Permission denied",
         rb"(?:tee|cannot (?:create|touch|write|open|move)|mkdir).{0,300}: Permission denied|cannot write: ",
     ),

@@ -279,7 +279,7 @@ def look(progress: Progress, planned: Planned, now_ms: int) -> Outlook:
         step_time_trend=lately / usual - 1 if lately and usual and not is_over else None,
         eval_time_s=evaluation.typical if evaluation else None,
         eval_time_is_estimated=evaluation is not None and is_guessed,
-        warnings=tuple(watch_progress.divergence(progress)),
+        warnings=(*watch_progress.divergence(progress), *progress.slow),
     )
     if is_over or progress.last_ms is None:
         return seen

@@ -63,6 +63,8 @@ class Progress:
     recent_losses: tuple[float, ...] = ()
     lowest_loss: float | None = None
     """The lowest smoothed training loss so far."""
+    slow: tuple[str, ...] = ()
+    """The ranks that became persistently slower than the others."""
     not_finite: str | None = None
     """The latest loss or evaluation, if it is not a finite number."""
     evaluations: tuple[Evaluated, ...] = ()

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench.contract import mllog
+from bench.mlperf import slow_ranks
 from bench.mlperf.benchmarks import BENCHMARKS
 from bench.mlperf.log import Pace, Stretch
 from bench.mlperf.reader import Event, is_number
@@ -38,7 +39,8 @@ class Tracker:
         now.first_ms = event.time_ms if now.first_ms is None else now.first_ms
         now.last_ms = max(event.time_ms, now.last_ms or event.time_ms)
         now.phase = "preparing" if now.phase == "waiting" else now.phase
-        if now.phase == "stopped" and key != mllog.EVAL_ACCURACY:  # some programs evaluate after run_stop
+        # Some programs evaluate after run_stop, and the last slow ranks are known only then.
+        if now.phase == "stopped" and key not in (mllog.EVAL_ACCURACY, mllog.SLOW_RANKS):
             return
         # An evaluation without eval_start is part of the training interval that it ends.
         if stretch and stretch.time_ms > 0 and key != mllog.EVAL_ACCURACY:
@@ -148,6 +150,11 @@ def _uncounted(now: Progress, step_time_s: Any, step: Any) -> None:
         now.samples = max(int(step), now.samples or 0)
 
 
+def _slow(now: Progress, event: Event) -> None:
+    text = slow_ranks.described(event)
+    now.slow = now.slow if text is None else (*now.slow, text)
+
+
 def _eval_start(now: Progress, event: Event) -> None:
     now.phase, now.eval_start_ms, now.place = "evaluating", event.time_ms, None
     if (samples := _samples(now, event)) is not None:
@@ -201,6 +208,7 @@ _HANDLERS: dict[str, Callable[[Progress, Event], None]] = {
     mllog.RESUMED: _resumed,
     mllog.BLOCK_START: _block_start,
     **dict.fromkeys((mllog.TRAIN_LOSS, mllog.TRACKED_STATS), _training),
+    mllog.SLOW_RANKS: _slow,
     mllog.EVAL_START: _eval_start,
     mllog.EVAL_ACCURACY: _evaluation,
     mllog.EVAL_STOP: _eval_stop,

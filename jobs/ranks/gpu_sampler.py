@@ -32,6 +32,8 @@ GIB = 2**30
 PR_SET_PDEATHSIG = 1
 LOWEST_PRIORITY = 19
 AMD = "--amd"
+_UNCORRECTED = (1, 0)
+"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED, and NVML_VOLATILE_ECC: since the driver was loaded. Source: nvml.h."""
 
 
 class Sampled(Protocol):
@@ -73,6 +75,8 @@ class Gpu:
             memory_gib=None if memory is None else memory.used / GIB,
             energy_j=_scaled(self._query("energy_j", nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3),
             throttle=None if bits is None else telemetry.reasons(bits),
+            pcie_lanes=self._query("pcie_lanes", nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+            ecc_errors=self._query("ecc_errors", nvml.nvmlDeviceGetTotalEccErrors, handle, *_UNCORRECTED),
         )
 
     def settings(self) -> dict[str, Any]:

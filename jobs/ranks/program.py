@@ -11,7 +11,7 @@ from bench.contract import checksums, mllog, plan_kinds, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import ConfigError
-from jobs.ranks import process_group
+from jobs.ranks import flight_recorder, process_group
 from jobs.ranks.guard import Guard, guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.watchdog import Watchdog
@@ -63,6 +63,7 @@ def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[
     with guarded(folder / run_files.rank_error(f"trial {args.trial}", who.rank)) as guard:
         plan = plan_kinds.required(loaded(args.plan, mllog.load(folder, args.trial)), plan_type)
         trial = plans.trial(plan, args.trial)
+        flight_recorder.enable(folder, f"trial {args.trial}")
         is_writer = who.rank == 0
         log = _opened(folder, trial) if is_writer else mllog.Writer(None)
         guard.finish = log.abort

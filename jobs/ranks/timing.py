@@ -36,7 +36,12 @@ class Pace:
     def restart(self, step: int) -> None:
         """Start timing here: at the start of training, and after an evaluation, which synchronizes with the device."""
         self._collect()
-        self._step, self._since, self._ends = step, time.perf_counter(), [_now()]
+        self._step, self._since, self._ends = step, time.perf_counter(), [now()]
+
+    @property
+    def end(self) -> "float | torch.cuda.Event":
+        """The end of the last launched step, or the last restart."""
+        return self._ends[-1]
 
     def stepped(self, real_tokens: int) -> "float | torch.cuda.Event":
         """Record and return the end of a launched step: a time, or on a GPU an event that the device records.
@@ -44,7 +49,7 @@ class Pace:
         real_tokens: of the step's rows, without padding.
         """
         self._real_tokens += real_tokens
-        self._ends.append(_now())
+        self._ends.append(now())
         return self._ends[-1]
 
     def log(self, step: int, loss: float) -> None:
@@ -67,7 +72,7 @@ class Pace:
         self._step, self._since = step, now
 
     def _collect(self) -> None:
-        self._times_s += [_seconds(start, end) for start, end in pairwise(self._ends)]
+        self._times_s += [seconds(start, end) for start, end in pairwise(self._ends)]
         self._ends = self._ends[-1:]
 
 
@@ -152,7 +157,7 @@ def log_memory(plan: TrainingPlan, log: mllog.Writer) -> None:
     log.event(mllog.PEAK_MEMORY, {"allocated": allocated, "reserved": reserved, "estimated": estimated})
 
 
-def _now() -> "float | torch.cuda.Event":
+def now() -> "float | torch.cuda.Event":
     """Return the time; on a GPU, an event that the device records after all work launched so far."""
     import torch
 
@@ -163,7 +168,7 @@ def _now() -> "float | torch.cuda.Event":
     return event
 
 
-def _seconds(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
+def seconds(start: "float | torch.cuda.Event", end: "float | torch.cuda.Event") -> float:
     if isinstance(start, float) and isinstance(end, float):
         return end - start
     milliseconds: float = cast("torch.cuda.Event", start).elapsed_time(cast("torch.cuda.Event", end))

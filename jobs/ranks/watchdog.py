@@ -23,7 +23,7 @@ from bench.contract import run_files
 from bench.contract.stall import Stall
 from bench.errors import BenchError
 from jobs.local_sgd import groups
-from jobs.ranks import stall_report
+from jobs.ranks import flight_recorder, stall_report
 from jobs.ranks.identity import Rank
 from jobs.ranks.stall_report import Report
 
@@ -179,11 +179,16 @@ class Watchdog:
         )
         with suppress(OSError):  # the disk is full: the others then see no report of this rank
             stall_report.write(self._file(self._who.rank), self._report)
+        flight_recorder.dump(self._folder, self._command, self._who.rank)
+        if self._nodes.index(self._report.node) == self._who.rank:  # the first rank of its node
+            grace_s = self._stall.grace_s
+            flight_recorder.ask_ras(self._folder, self._command, self._who.rank, timeout_s=grace_s)
 
     def _withdraw_report(self, now_s: float) -> None:
         """Withdraw the report, since the rank made progress."""
         faulthandler.cancel_dump_traceback_later()
         self._file(self._who.rank).unlink(missing_ok=True)
+        flight_recorder.remove(self._folder, self._command, self._who.rank)
         after = f"{now_s - self._reported_s:.0f} s after it reported a stall"
         print(f"rank {self._who.rank} continues, {after}", file=sys.stderr, flush=True)
         self._report = None

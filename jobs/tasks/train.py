@@ -4,7 +4,7 @@ import itertools
 import math
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from jobs import profiles
 from jobs.engines import Engine, EngineModule, LocalSgdEngine, WarmUpTimes, engine_of
 from jobs.local_sgd import groups
 from jobs.profiles import nsys
-from jobs.ranks import process_group, program, timing, transport
+from jobs.ranks import process_group, program, rank_times, timing, transport
 from jobs.ranks.program import Begun
 from jobs.ranks.telemetry import Telemetry
 from jobs.ranks.watchdog import AVERAGING, EVALUATION, LOADING, SAVING, TRAINING, Alive, Watchdog, ignore_progress
@@ -44,6 +44,8 @@ class Loop:
     """Its `done` is the number of steps that an earlier attempt completed; None without checkpoints."""
     local_sgd: LocalSgdEngine | None = None
     """None without local SGD."""
+    times: rank_times.RankTimes = field(default_factory=rank_times.RankTimes)
+    """Finds slow ranks; by default nothing is measured."""
 
 
 def main() -> None:
@@ -73,6 +75,7 @@ def run(begun: Begun[TrainingPlan], watchdog: Watchdog | None = None) -> None:
     train(loop, capture)
     timing.log_memory(plan, log)
     telemetry.log(log)
+    loop.times.finish()
     if loop.saving is not None:
         loop.saving.finish()
     if plans.keeps_adapters(plan.config) and groups.number() == 0:
@@ -102,7 +105,9 @@ def ready(begun: Begun[TrainingPlan], module: EngineModule, watchdog: Watchdog |
         step = saving.resume()
         if local_sgd is not None:
             local_sgd.begin(step)
-    return Loop(plan, engine, trial, log, watchdog.alive if watchdog else ignore_progress, saving, local_sgd)
+    alive = watchdog.alive if watchdog else ignore_progress
+    times = rank_times.of_trial(plan, begun.who, log, begun.folder, trial.index)
+    return Loop(plan, engine, trial, log, alive, saving, local_sgd, times)
 
 
 def warm_up(begun: Begun[TrainingPlan], engine: Engine, watchdog: Watchdog | None) -> None:
@@ -148,6 +153,7 @@ def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
     done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
     pace = begin(plan, log, done, loop.alive)
+    loop.times.begin(pace.end)
     step = done
     for step in range(done + 1, plan.max_steps + 1):
         indices = next(order)
@@ -157,9 +163,11 @@ def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
         capture.after(step)
         is_saved = loop.saving is not None and loop.saving.is_due(step)
         average_weights(loop, loss_share, step, is_saved=is_saved)
-        loop.alive(TRAINING, step, pace.stepped(rows_of.real_tokens(train_rows, indices)))
+        loop.times.stepped(end := pace.stepped(rows_of.real_tokens(train_rows, indices)))
+        loop.alive(TRAINING, step, end)
         if step % plan.config.training_recipe.log_every_steps == 0 or step == plan.max_steps:
             pace.log(step, loop.engine.mean_loss(loss_share))
+            loop.times.exchange(step)
         if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
             continue
         log.stop(mllog.BLOCK_STOP, **place(plan, step))
@@ -171,6 +179,7 @@ def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
         if step < plan.max_steps:
             log.start(mllog.BLOCK_START, **place(plan, step))
             pace.restart(step)
+            loop.times.begin(pace.end)
     else:
         log.finish("aborted" if plan.config.training.has_target else "success", **place(plan, step))
     loop.alive(SAVING, step, None)
@@ -206,7 +215,9 @@ def reaches_target(loop: Loop, rows: "Rows", step: int) -> bool:
     """
     loop.alive(EVALUATION, step, None)
     loop.log.start(mllog.EVAL_START, **place(loop.plan, step))
-    loss = log_evaluation(loop.plan, loop.engine.evaluate(rows), step, loop.log)
+    with loop.times.evaluating():
+        loss = loop.engine.evaluate(rows)
+    loss = log_evaluation(loop.plan, loss, step, loop.log)
     loop.alive(TRAINING, step, None)
     return loop.plan.config.training.is_reached_by(loss)
 

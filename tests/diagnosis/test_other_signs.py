@@ -130,7 +130,7 @@ def test_a_short_log_is_explained(name: str, tmp_path: Path) -> None:
 
 def test_every_sign_of_pods_and_servers_has_a_log() -> None:
     """Echoes only count with a cause: SRV-01 is in a log that another rule explains."""
-    rules = {*signs_of_pods.CAUSES, *signs_of_pods.DEATHS, *signs_of_serving.CAUSES}
+    rules = {*signs_of_pods.CAUSES, *signs_of_pods.CRASHES, *signs_of_pods.DEATHS, *signs_of_serving.CAUSES}
     assert rules - {rule for _, rule in LOGS.values()} == set()
 
 

@@ -157,7 +157,7 @@ def test_files_named_in_contributing_exist() -> None:
     paths = re.findall(r"`((?:bench|jobs|conf|tests|docs)/[\w./]*|pyproject\.toml)`", text)
     assert len(paths) > 10 and [path for path in paths if not (ROOT / path).exists()] == []
     makefile = (ROOT / "Makefile").read_text()
-    assert all(f"\n{target}:" in makefile for target in re.findall(r"^    make (\w+)", text, re.M))
+    assert all(f"\n{target}:" in makefile for target in re.findall(r"^    make ([\w-]+)", text, re.M))
     named = {
         "bench/rules/cluster.py": (cluster, "PYX SLU ENR MPI NCC HW"),
         "bench/rules/run.py": (run, "CFG RUN"),

@@ -47,7 +47,7 @@ def test_what_a_driver_says_of_a_gpu_is_kept_in_our_units(nvml: ModuleType) -> N
     sample = {"time_ms": 1000, "monotonic_ms": 20, "gpu": 3, "sm_clock_mhz": 1755, "memory_clock_mhz": 3201}
     sample |= {"temperature_c": 63, "memory_gib": 100.0, "energy_j": 1.5}
     throttle = ("software power cap", "software thermal slowdown")
-    assert gpu.sample() == Sample(**sample, throttle=throttle)
+    assert gpu.sample() == Sample(**sample, throttle=throttle, pcie_lanes=16, ecc_errors=0)
     assert gpu.settings() == {"gpu": 3, "power_limit_w": 700.0, "max_sm_clock_mhz": 1980}
     assert gpu.refused == {"power_w": "Not Supported"}
 

@@ -87,6 +87,9 @@ def test_stalled_ranks_end_and_report_the_cause(tmp_path: Path, mishap: tuple[st
         assert 'stalling.py", line' in dump and "most recent call first" in dump
     diagnosis = explain([tmp_path])
     assert (diagnosis.rule, diagnosis.evidence) == ("RUN-17", f"RUN-17: {error.what}"[:400])
+    if mishap == ("sleep", "2"):  # before its eleventh all-reduce; two collectives were before the first
+        missing = "rank 2 did not enter collective 13 (all_reduce) of all ranks, in which ranks 0, 1 waited"
+        assert f"flight recorder: {missing}" in str(diagnosis.detail)
 
 
 def test_a_stalled_rank_ends_even_if_the_run_folder_hangs(tmp_path: Path) -> None:

@@ -53,15 +53,15 @@ def test_a_step_on_a_gpu_takes_the_time_between_two_events_of_its_stream(monkeyp
         def elapsed_time(self, end: "Event") -> float:
             return 250.0
 
-    assert isinstance(timing._now(), float) and timing._seconds(1.0, 1.5) == 0.5
+    assert isinstance(timing.now(), float) and timing.seconds(1.0, 1.5) == 0.5
     timing.forget_memory()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.Event", Event)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: done.append("finished"))
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", done.append)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: done.append("read") or 7.0))
-    start = timing._now()
-    assert timing._seconds(start, timing._now()) == 0.25 and done == [True, "recorded"] * 2
+    start = timing.now()
+    assert timing.seconds(start, timing.now()) == 0.25 and done == [True, "recorded"] * 2
     assert timing.device_time_s() == 7.0 and done[4:] == ["finished", "read"]
     timing.forget_memory()
     timing.forget_memory(3)

@@ -26,6 +26,7 @@ from jobs.engines.huggingface.packages import settings
 from jobs.engines.huggingface.placement import Placement
 from jobs.profiles import Profile, recording
 from jobs.profiles.ranges import profile_range
+from jobs.ranks import rank_times
 from jobs.ranks.timing import device_time_s
 
 
@@ -173,7 +174,7 @@ class Loop:
     ) -> Tensor:
         """Update the weights at this learning rate; each forward pass runs inside the context `around`."""
         self.placement.module.train()
-        with profile_range(Phase.forward), profile_range(Part.input):
+        with profile_range(Phase.forward), profile_range(Part.input), rank_times.loading():
             batches = micro_batches(self.plan, rows, indices, self.device)
         share = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, 1):
@@ -182,6 +183,7 @@ class Loop:
                     total = batch.summed_loss(self.placement.module)
                 with profile_range(Phase.backward):
                     self.placement.pass_backward(total / self.plan.batch.micro_batch_size)
+                    rank_times.wait_until_here()
             share += total.detach().to(self.device)
         with profile_range(Phase.optimizer):
             self.placement.update(lr)
@@ -235,5 +237,6 @@ class Loop:
 def mean_loss(share: Tensor, num_rows: int, plan: TrainingPlan) -> float:
     """Return the mean loss over the rows of all ranks, the same on every rank; this waits for the device."""
     if plan.world.dp > 1:
-        torch.distributed.all_reduce(share)
+        with rank_times.waiting():
+            torch.distributed.all_reduce(share)
     return share.item() / num_rows

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
@@ -29,6 +30,7 @@ from jobs.engines.huggingface.packages import settings
 from jobs.engines.huggingface.training_state import Shard, fill, first_row
 from jobs.engines.huggingface.weights import Source, canonical
 from jobs.profiles.ranges import profile_range
+from jobs.ranks import rank_times
 
 
 def free_bytes(num_gpus: int) -> list[int]:
@@ -101,6 +103,9 @@ class TorchPlacement:
         self._trained = adapters.trainable(model)
         self._optimizer = optimizers.adamw(plan, list(self._trained.values()))
         self.restart()
+        if isinstance(module, DistributedDataParallel):  # its backward pass waits for other ranks at the end
+            first = next(iter(self._trained.values()))
+            first.register_post_accumulate_grad_hook(lambda _: rank_times.wait_from_here())
 
     @contextmanager
     def accumulating(self, *, is_last: bool) -> Iterator[None]:

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -19,9 +18,10 @@ from jobs.data.rows import Rows
 from jobs.engines import WarmUpTimes
 from jobs.engines.megatron.attention import packed_seq_params, positions
 from jobs.engines.megatron.graphs import CapturedPass, MicroBatch, summed_loss
-from jobs.engines.megatron.model import ModelAndOptimizer, seed_all
+from jobs.engines.megatron.model import ModelAndOptimizer, reduce_gradients, seed_all
 from jobs.profiles import Profile, recording
 from jobs.profiles.ranges import profile_range
+from jobs.ranks import rank_times
 from jobs.ranks.timing import device_time_s
 
 
@@ -106,7 +106,8 @@ def _scale_gradients(engine: ModelAndOptimizer, num_rows: int) -> None:
 
 def mean_loss(share: Tensor, num_rows: int) -> float:
     """Return the mean loss over the rows of all ranks, the same on every rank; this waits for the device."""
-    torch.distributed.all_reduce(share)
+    with rank_times.waiting():
+        torch.distributed.all_reduce(share)
     return share.item() / num_rows
 
 
@@ -161,7 +162,7 @@ def _profile_modules(engine: ModelAndOptimizer, step: Callable[[], Tensor], prof
 
 def _forward(engine: ModelAndOptimizer, rows: rows_of.Rows, indices: np.ndarray, *, forward_only: bool) -> Tensor:
     """Run the forward and, in training, the backward pass; return this rank's share of the sum of the rows' losses."""
-    with profile_range(Phase.forward), profile_range(Part.input):
+    with profile_range(Phase.forward), profile_range(Part.input), rank_times.loading():
         batches = micro_batches(engine.plan, rows, indices)
     schedule = _no_pipeline if engine.training_pass else _pipelined
     with torch.set_grad_enabled(not forward_only):
@@ -180,7 +181,7 @@ def _no_pipeline(engine: ModelAndOptimizer, micro_batches: list[MicroBatch], *, 
     assert engine.training_pass is not None
     losses = [engine.training_pass(batch) for batch in micro_batches]
     with profile_range(Phase.backward):
-        finalize_model_grads(engine.chunks)
+        reduce_gradients(engine.chunks)
     return losses
 
 

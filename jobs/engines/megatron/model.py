@@ -33,6 +33,7 @@ from jobs.engines.megatron.offload import HostActivations, is_offloaded
 from jobs.engines.megatron.trained.ops import LinearWeights, TrainedOps
 from jobs.local_sgd import groups
 from jobs.profiles.ranges import profile_range
+from jobs.ranks import rank_times
 
 Ops = Fp8Ops | TrainedOps
 """The operations of the hand-written layers: with frozen linears, or with all weights trained."""
@@ -117,12 +118,18 @@ def build(plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> ModelAndO
         wrapped = [DistributedDataParallel(config, ddp, one, disable_bucketing=i > 0) for i, one in enumerate(chunks)]
     for chunk in wrapped:
         chunk.broadcast_params()
-    config.finalize_model_grads_func = finalize_model_grads
+    config.finalize_model_grads_func = reduce_gradients
     linear_weights = _share_linear_weights([_unwrap(chunk) for chunk in wrapped], ops)
     training_pass = graphs.training_pass(plan, wrapped[0]) if plan.world.pp == 1 else None
     parts = ModelAndOptimizer(plan, wrapped, Adam(plan, wrapped), linear_weights, training_pass)
     parts.refresh_weights()
     return parts
+
+
+def reduce_gradients(*args: Any, **others: Any) -> None:
+    """Reduce the gradients over the replicas: here a rank waits for slower ones."""
+    with rank_times.waiting():
+        finalize_model_grads(*args, **others)
 
 
 def seed_all(seed: int, *, group: int | None = None) -> None:

@@ -277,7 +277,18 @@ def table(played: Sequence[Played]) -> TextTable:
     ]
     counts = Counter(one.verdict for one in played)
     caption = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("right", "WRONG", "skipped"))
+    caption += f"; {grade_of_why(played)}"
     return TextTable("faults", rows, ("fault", "expected", "actual", "verdict", "s"), caption)
+
+
+def grade_of_why(played: Sequence[Played]) -> str:
+    """Return precision and recall of `why` over the rows, as experiments/grade_why.py has them over composed logs."""
+    pairs = [(one.fault.answer.rule, one.actual.rule) for one in played if one.actual is not None]
+    pairs = [(expected, actual) for expected, actual in pairs if expected != ANY_RULE]
+    num_right = sum(expected is not None and expected == actual for expected, actual in pairs)
+    num_failed = sum(expected is not None for expected, _ in pairs)
+    num_named = sum(actual is not None for _, actual in pairs)
+    return f"why: precision {num_right} of {num_named} named, recall {num_right} of {num_failed}"
 
 
 def shown(answer: Answer) -> str:

@@ -88,3 +88,11 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:
     """Only this older name: the sampler must find it."""
     _count_call("nvmlDeviceGetCurrentClocksThrottleReasons")
     return 0x4 | 0x20
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:
+    return 16
+
+
+def nvmlDeviceGetTotalEccErrors(handle: int, kind: int, counter: int) -> int:
+    return 0

@@ -16,6 +16,7 @@ from jobs.engines.megatron.adam.offload import MomentStreamer, pieces_of
 from jobs.engines.megatron.adam.shards import Place, Shard, shards_of
 from jobs.engines.megatron.adam.update import Moments, Step
 from jobs.profiles.ranges import profile_range
+from jobs.ranks import rank_times
 
 
 class State(NamedTuple):
@@ -92,7 +93,8 @@ class Adam:
         """Return the norm of the gradients of all ranks; each gradient counts once."""
         squares = self.ops.sum_of_squares(self.shards)
         if torch.distributed.get_world_size(self.group) > 1:
-            torch.distributed.all_reduce(squares, group=self.group)
+            with rank_times.waiting():
+                torch.distributed.all_reduce(squares, group=self.group)
         return squares.sqrt()
 
 
