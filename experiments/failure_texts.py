@@ -1,8 +1,8 @@
 """What failed runs print, by cause: the texts from which experiments/grade_why.py composes logs.
 
-They were written from the formats of PyTorch, NCCL, CUDA's driver, Slurm, Pyxis, Kubernetes, Ray, vLLM and ssh, not from
-the patterns of `why`, which their author knew. Names in braces are drawn for each log. A block with a traceback is printed by one
-rank; a text with `@job` in front is printed by the launcher, without the label of a rank.
+They were written from the formats of PyTorch, NCCL, CUDA's driver, Slurm, Pyxis, Kubernetes, Ray, vLLM and ssh, not
+from the patterns of `why`, which their author knew. Names in braces are drawn for each log. A block with a traceback is
+printed by one rank; a text with `@job` in front is printed by the launcher, without the label of a rank.
 """
 
 TRACE = """Traceback (most recent call last):
