@@ -55,7 +55,7 @@ _FAMILIES = {
     | signs_of_ray.CAUSES
     | signs_of_serving.CAUSES
     | signs_of_training.CAUSES,
-    Weight.DEATH: signs_of_pods.DEATHS | DEATHS,
+    Weight.DEATH: signs_of_pods.DEATHS | signs_of_ray.DEATHS | DEATHS,
     Weight.ECHO: signs_of_serving.ECHOES | ECHOES,
     Weight.END: ENDS,
     Weight.HINT: HINTS,
