@@ -74,7 +74,7 @@ LOGS = {
         "KUB-04",
     ),
     "preempted on the node": ("Status:  Failed\nReason:  Preempting\nMessage:  Preempted in order …\n", "KUB-04"),
-    "taint": ("Normal  TaintManagerEviction  taint-eviction-controller  Marking for deletion Pod ml/lora-0\n", "KUB-04"),
+    "taint": ("Normal  TaintManagerEviction  taint-eviction  Marking for deletion Pod ml/lora-0\n", "KUB-04"),
     "node gone, and its pods": (
         "Warning  NodeNotReady  node-controller  Node is not ready\n"
         "Normal  TaintManagerEviction  taint-eviction-controller  Marking for deletion Pod ml/lora-0\n",
