@@ -6,7 +6,7 @@
 # property (few of tests/helpers/examples.py): tests/all.sh PYTHON fast
 set -u
 python=$1
-gate="not slow and not faults" examples=untimed
+gate="not slow and not faults" examples=half
 [ "${2-}" != fast ] || gate="not slow and not slurm and not starts and not long and not faults" examples=few
 slurm=tests/backends/slurm
 queued=($slurm/test_{runs,failures,submitit,pyxis,scripts,faults}.py) # the last one reads the results of jobs that run while the others run

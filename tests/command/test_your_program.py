@@ -70,6 +70,7 @@ def types(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_the_same_fine_tuning_by_runstop_and_by_the_script_is_in_one_study(home: Path) -> None:
     plan = types(home, "plan", "--config-dir", "site", "task=finetune_tiny_dolly", "engine=plain", ONE_RANK)

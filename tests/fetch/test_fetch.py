@@ -168,7 +168,7 @@ def test_a_busy_hub_is_requested_again(served: Hub, run: Run) -> None:
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_the_same_command_continues_an_interrupted_download(served: Hub, run: Run, signum: int) -> None:
     served.faults["model.safetensors"] = Fault(holds_at=4 * MIB, times=1)
     argv = [sys.executable, "-m", "bench", "fetch", "model", "org/tiny"]

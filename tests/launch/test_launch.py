@@ -175,7 +175,9 @@ ENDINGS = {
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending", [pytest.param(name, marks=pytest.mark.slow if name == "SIGTERM" else ()) for name in ENDINGS]
+)
 def test_a_stopped_run_logs_aborted_and_leaves_no_process(launch: Launch, tmp_path: Path, ending: str) -> None:
     signum, whom, exit_code, outcome, rule = ENDINGS[ending]
     process = launch(*UNMEASURED, f"launch.folder={tmp_path}/run", "recipe.log_every_steps=1")

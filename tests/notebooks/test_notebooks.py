@@ -23,6 +23,8 @@ SYNTHETIC = {
     "4_study": ["bf16, step time: 96.66 ± 0.98 ms, n = 6", "throughput: fp32 is 19.4–20.8 % slower than bf16"],
 }
 """Text in each notebook's outputs: 384 steps of 3.1 s and 5 evaluations of 28 s are 22.17 minutes."""
+TRAINING = "5_submit"
+"""The notebook that trains four trials."""
 PUBLISHED = {
     "1_read_and_judge": ["valid: True, 25.21 minutes", "3,456 samples to target"],
     "3_forecast_replayed": ["based on 1,359 published runs"],
@@ -43,7 +45,10 @@ def outputs(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("default")  # warnings of Jupyter
-@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(path.stem, marks=pytest.mark.slow if path.stem == TRAINING else ()) for path in NOTEBOOKS],
+)
 def test_notebook_runs_on_synthetic_logs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("RUNSTOP_LOGS", raising=False)

@@ -145,10 +145,20 @@ nodeStatusUpdateFrequency: 2s
 YAML
 }
 
+isolate_logs() { # K: the programs of a node see only its own pods in /var/log/pods: a kubelet deletes logs of unknown pods
+  local mounts=$DIR/namespaces/$1
+  [[ ! -e $mounts ]] || return 0
+  mkdir -p "$DIR/namespaces" "$DIR/node-$1/pods" /var/log/pods
+  mountpoint -q "$DIR/namespaces" || { mount --bind "$DIR/namespaces" "$DIR/namespaces" && mount --make-private "$DIR/namespaces"; }
+  touch "$mounts"
+  unshare --mount="$mounts" --propagation slave mount --bind "$DIR/node-$1/pods" /var/log/pods
+}
+
 # --- Programs.
 
 start() { # NAME
   local k=${1##*-} server=https://127.0.0.1:$((PORT + 2))
+  local on_node=(nsenter --mount="$DIR/namespaces/$k")
   case $1 in
     etcd)
       launch etcd etcd --data-dir "$DIR/etcd" --unsafe-no-fsync --log-level error \
@@ -175,11 +185,11 @@ start() { # NAME
         --secure-port=0 --bind-address=127.0.0.1
       ;;
     containerd-*)
-      launch "$1" containerd --config "$DIR/node-$k/containerd.toml"
+      launch "$1" "${on_node[@]}" containerd --config "$DIR/node-$k/containerd.toml"
       await "$1" ctr --address "$DIR/node-$k/containerd.sock" version
       ;;
     kubelet-*)
-      launch "$1" "$PROGRAMS/kubelet" --config="$DIR/node-$k/kubelet.yaml" --kubeconfig="$KUBECONFIG" \
+      launch "$1" "${on_node[@]}" "$PROGRAMS/kubelet" --config="$DIR/node-$k/kubelet.yaml" --kubeconfig="$KUBECONFIG" \
         --container-runtime=remote --container-runtime-endpoint="unix://$DIR/node-$k/containerd.sock" \
         --hostname-override="node-$k" --node-ip="$(address "$k")" --root-dir="$DIR/node-$k/kubelet" \
         --cert-dir="$DIR/node-$k/pki"
@@ -199,6 +209,7 @@ up() {
   for k in "${NODES[@]}"; do
     ip address replace "$(address "$k")/32" dev lo
     write_node "$k"
+    isolate_logs "$k"
   done
   for program in "${PROGRAMS_IN_ORDER[@]}"; do pid_of "$program" >/dev/null || start "$program"; done
   await kubelet-2 are_ready
@@ -211,8 +222,8 @@ down() {
     for k in "${NODES[@]}"; do remove_containers "$k"; done
   fi
   for program in kubelet-2 kubelet-1 scheduler controllers apiserver etcd containerd-2 containerd-1; do halt "$program"; done
+  awk -v under="$DIR/" 'index($5, under) == 1 { print $5 }' /proc/self/mountinfo | sort -r | xargs -r umount -l
   for k in "${NODES[@]}"; do
-    awk -v under="$DIR/node-$k/" 'index($5, under) == 1 { print $5 }' /proc/self/mountinfo | sort -r | xargs -r umount -l
     ip address del "$(address "$k")/32" dev lo 2>/dev/null || true
   done
   rm -rf "$DIR"

@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.trains, pytest.mark.skipif(ranks.DEVICE != "cpu", reas
 STRATEGIES = {"ddp": (), "fsdp2": (FSDP2,)} | {
     f"zero{stage}": (ZERO, f"{BLOCK}.zero_stage={stage}") for stage in range(4)
 }
-OF_TESTS = [pytest.param(name, marks=pytest.mark.slow if name in ("zero0", "zero1") else ()) for name in STRATEGIES]
+OF_TESTS = [
+    pytest.param(name, marks=pytest.mark.slow if name in ("zero0", "zero1", "zero2") else ()) for name in STRATEGIES
+]
 QLORA = ("task.training.trains=qlora", "precision=bf16")
 ROWS = {"all": 2, "lora": 4}
 """Micro-batch sizes with two and with one micro-batch a step: the losses do not depend on it."""
