@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -43,6 +44,11 @@ def hydra_value(text: str) -> str:
 def quoted(text: str) -> str:
     """Return a text in quotes, on one line, cut to SHOWN characters."""
     return ascii(text) if len(text) <= SHOWN else f"{ascii(text[:SHOWN])}… ({len(text):,} characters)"
+
+
+def short_commits(commits: str) -> str:
+    """Return commits (git hashes, separated by commas) with 12 digits each; a changed work tree stays marked."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]+", r"\1", commits)
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str | None:

@@ -129,14 +129,14 @@ def checks(subject: Subject) -> Iterator[Finding]:
         backend = subject.plan.config.cluster.backend.name
         what = f"backend {backend} does not support the container runtime {c.runtime.name}"
         yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman, apptainer or none")
-    elif not expanded(c.image):
+    elif not c.image:  # CFG-06 reports a variable in it that is not set
         yield broken(
             "HST-08",
             "the container image is not set",
             "container.image",
             fix="set container.image, or run: export CONT=IMAGE",
         )
-    elif c.runtime is Runtime.apptainer and (why := no_sif(expanded(c.image) or "")):
+    elif c.runtime is Runtime.apptainer and (full := expanded(c.image)) and (why := no_sif(full)):
         yield broken("HST-08", why, "container.image", fix=SIF_FIX)
     yield from misformed_mounts(subject.plan)
 

@@ -226,19 +226,28 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
 
     Source: NVIDIA's driver README, "Device nodes": one /dev/nvidiaN per GPU; in WSL /dev/dxg represents all of them.
     """
-    required, gpu = _required_gpus(subject.plan), subject.plan.config.cluster.gpu
-    if Path("/dev/dxg").exists():
+    if (count := _num_gpus(subject.plan)) is None:
         raise CannotTellError("in WSL the driver does not report the number of GPUs")
-    is_amd = gpu is not None and gpu.vendor is GpuVendor.amd
-    count = _amd_gpus() if is_amd else _nvidia_gpus()
     yield counted(count, "GPU")
-    if count < required:
-        vendor = "AMD" if is_amd else "NVIDIA"
+    if count < _required_gpus(subject.plan):
+        vendor = "AMD" if _is_amd(subject.plan) else "NVIDIA"
         has = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
         what = f"this machine has {has}, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
         fix = f"set {few}; in a container, start the container with GPUs (docker run --gpus all)"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
+
+
+def _is_amd(plan: Plan) -> bool:
+    gpu = plan.config.cluster.gpu
+    return gpu is not None and gpu.vendor is GpuVendor.amd
+
+
+def _num_gpus(plan: Plan) -> int | None:
+    """Return how many GPUs of the plan's vendor this machine has; None in WSL, whose driver does not report it."""
+    if Path("/dev/dxg").exists():
+        return None
+    return _amd_gpus() if _is_amd(plan) else _nvidia_gpus()
 
 
 def _nvidia_gpus() -> int:
@@ -278,10 +287,13 @@ def names_gpus(plan: Plan) -> bool:
 
 
 def named_gpus(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether CUDA_VISIBLE_DEVICES names fewer GPUs than the ranks need."""
+    """Yield whether CUDA_VISIBLE_DEVICES names fewer GPUs than the ranks need, on a machine that has enough of them."""
     required, named = _required_gpus(subject.plan), visible_gpus(subject.plan)
     assert named is not None
     yield ",".join(named) or "none"
+    present = _num_gpus(subject.plan)
+    if present is not None and present < required:
+        return  # `gpus` reports it
     if (count := len(set(named))) < required:
         what = f"{VISIBLE}={','.join(named)} makes {counted(count, 'GPU')} visible, but {_requirement(subject.plan)}"
         few = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"

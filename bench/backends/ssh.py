@@ -23,8 +23,9 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import NODE_VARIABLE
 from bench.contract.schema import EngineName
 from bench.contract.task import Kind
+from bench.errors import ConfigError
 from bench.rules import RULES
-from bench.rules.check import Answer, Check, Finding, Subject, Tier, broken
+from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, Tier, broken
 
 _OPTIONS = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "ConnectTimeout": "10"}
 _ALIVE = {"ServerAliveInterval": "5", "ServerAliveCountMax": "3"}
@@ -52,7 +53,13 @@ class SshBackend(LocalBackend):
 
     @contextmanager
     def nodes(self, plan: Plan, folder: Path) -> Iterator[Nodes]:
-        """Yield the nodes that run a plan's commands: one process per host, or one container per host."""
+        """Yield the nodes that run a plan's commands: one process per host, or one container per host.
+
+        Raises:
+            ConfigError: the plan names no hosts.
+        """
+        if not has_hosts(plan):  # also with launch.force
+            raise ConfigError(RULES["HST-13"].title, where="cluster.hosts", fix=RULES["HST-13"].fix, rule="HST-13")
         names = _names(plan)
         commands = {name: command(plan, folder, number, name) for number, name in enumerate(names)}
         with remote.opened(plan, folder, _address(names[0], plan), commands) as nodes:
@@ -133,7 +140,13 @@ def _run(words: Sequence[str]) -> Answer:
 
 
 def reached(subject: Subject) -> Iterator[Finding | str]:
-    """Yield the hosts that cannot be reached or cannot start ranks."""
+    """Yield the hosts that cannot be reached or cannot start ranks.
+
+    Raises:
+        CannotTellError: the config names no hosts.
+    """
+    if not has_hosts(subject.plan):
+        raise CannotTellError("cluster.hosts is not set")
     for name, future in subject.answers.items():
         answer = future.result()
         if answer.exit_code == 0:
@@ -162,7 +175,21 @@ def groups(subject: Subject) -> Iterator[Finding]:
             yield broken("HST-11", what, "cluster.hosts", fix=fix)
 
 
+def has_hosts(plan: Plan) -> bool:
+    """Return whether the config names the hosts."""
+    return plan.config.cluster.hosts is not None
+
+
+def named(subject: Subject) -> Iterator[Finding | str]:
+    """Yield whether the config names no hosts."""
+    if not has_hosts(subject.plan):
+        yield broken("HST-13", RULES["HST-13"].title, "cluster.hosts", fix=RULES["HST-13"].fix)
+        return
+    yield ", ".join(_names(subject.plan))
+
+
 LAPTOP = (
+    Check("names of the hosts", ("HST-13",), named),
     Check("container", ("PYX-04", "PYX-12", "HST-08", "CFG-06"), containers.checks),
     Check("groups of GPUs", ("HST-11",), groups),
 )

@@ -90,15 +90,25 @@ def run_folders(texts: Sequence[str | Path], *, files: bool = False, whole: bool
         ConfigError: there is no such run, or a path has characters that control a terminal, which every message would
             print.
     """
+    from bench.runs import names
+
+    return checked([path for text in texts or [names.LATEST] for path in names.several(text, files=files, whole=whole)])
+
+
+def checked(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths of runs. Say on stderr which folders are of other users.
+
+    Raises:
+        ConfigError: a path has characters that control a terminal, which every message would print.
+    """
     from bench.runs import folder, names
 
-    paths = [path for text in texts or [names.LATEST] for path in names.several(text, files=files, whole=whole)]
     for path in paths:
         if error := names.unprintable(path):
             raise error
         if names.is_run(path) and (why := folder.other_writers(path)):
             print(f"{path}: {why}; this command only reads the folder", file=sys.stderr)
-    return paths
+    return list(paths)
 
 
 def run_folder(text: str | Path | None) -> Path:

@@ -45,7 +45,7 @@ def _compare(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.history import compare
     from bench.results.comparison import Pairing, Verdict
-    from bench.studies.measured import run_set
+    from bench.studies.measured import as_in_study
 
     if len(args.run_sets) != 2:
         raise ConfigError(
@@ -53,8 +53,10 @@ def _compare(args: argparse.Namespace) -> int:
             where="compare",
             fix="runstop compare RUNS RUNS; put quotes around a pattern: 'runs/*bf16*' 'runs/*fp8*'",
         )
+    matches = [compare.matching(text) for text in args.run_sets]
+    arguments.checked([one for path, folders in matches for one in dict.fromkeys((path, *folders))])
     compared = compare.compared(
-        *(run_set(text) for text in args.run_sets),
+        *(as_in_study(compare.read(path, folders)) for path, folders in matches),
         measurement=args.measurement,
         pairing=None if args.pairing == "auto" else Pairing[args.pairing],
         margin=args.margin / 100,

@@ -10,6 +10,7 @@ from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, stat
 from bench.report.tables import TextTable, number_text
 from bench.results.reference import ReferenceResult
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
+from bench.texts import short_commits
 
 INTERVALS = "in brackets: 95 % interval of the mean over runs"
 COEFFICIENTS = "coefficients: ratio to the reference arm, with 95 % interval over pairs of runs"
@@ -97,7 +98,9 @@ def _caption(result: StudyResult) -> str:
         COEFFICIENTS if any(cell.text for row in result.rows for cell in row.cells.values()) else "",
         *(text for mark, text in MARKS.items() if mark in marks),
         *result.notes,
-        " · ".join(filter(None, (result.hardware, result.date, result.commit and f"commit {result.commit[:12]}"))),
+        " · ".join(
+            filter(None, (result.hardware, result.date, result.commit and f"commit {short_commits(result.commit)}"))
+        ),
         result.command,
     ]
     return "\n".join(filter(None, lines))

@@ -104,12 +104,17 @@ class Live:
                 {
                     "name": view.name,
                     "state": view.state,
-                    "facts": [list(fact) for fact in lines.facts(view)],
+                    "facts": [[name, _parted(value)] for name, value in lines.facts(view)],
                     "warnings": list(view.outlook.warnings),
                 }
                 for view in views
             ]
             return {"is_over": ends or watched.has_stopped(), "why": "", "trials": trials}
+
+
+def _parted(value: str) -> str:
+    """Return a value with dots between its parts; a page shows the two spaces of a terminal as one."""
+    return value.replace("  ", " · ")
 
 
 def keep(kept: dict[K, T], key: K, value: T, *, most: int) -> list[T]:

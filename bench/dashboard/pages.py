@@ -1,5 +1,6 @@
 """The variables of the dashboard's pages."""
 
+import re
 import tempfile
 import threading
 from collections import Counter
@@ -32,6 +33,8 @@ from bench.studies.measured import as_in_study
 
 MOST_LISTED, MOST_COMPARED, MOST_HISTORIES = 300, 8, 24
 _MOST_PAGES = 8
+_FOLDER_WORDS = re.compile(r"(?:^| )launch\.folder=.*?(?= [\w.@+~/]+=|$)")
+"""The override that the run's name already shows; its path may contain spaces."""
 Context = dict[str, Any]
 
 
@@ -63,7 +66,7 @@ def row(one: Listed) -> Row:
         trials=", ".join(f"{count} {outcome}" for outcome, count in Counter(shown.outcomes).items()),
         speed=(_text(results.minutes, ".2f"), _text(results.step_time_ms, ",.1f"), _text(results.tokens_s, ",.0f")),
         tags=results.tags.tags,
-        overrides=results.overrides,
+        overrides=_FOLDER_WORDS.sub("", results.overrides).strip(),
         note="; ".join(filter(None, (shown.reason, one.other_writers, results.tags.note))),
     )
 

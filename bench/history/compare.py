@@ -55,7 +55,15 @@ def run_set(text: str) -> RunSet:
     Raises:
         ConfigError: there are no runs.
     """
-    path, folders = _found(text)
+    return read(*matching(text))
+
+
+def read(path: Path, folders: Sequence[Path]) -> RunSet:
+    """Return the runs of a set, as `matching` returns it.
+
+    Raises:
+        ConfigError: there are no runs.
+    """
     parts = (
         [measured_trials.in_log(path)] if path.is_file() else [measured_trials.in_folder(folder) for folder in folders]
     )
@@ -68,8 +76,12 @@ def run_set(text: str) -> RunSet:
     return RunSet(path=str(path), runs=runs)
 
 
-def _found(text: str) -> tuple[Path, list[Path]]:
-    """Return the path of a set, and the run folders in it; raises as `run_set`."""
+def matching(text: str) -> tuple[Path, list[Path]]:
+    """Return the path of a set, and the run folders in it, which are not read yet.
+
+    Raises:
+        ConfigError: there is no such run, the pattern is not valid, or the path is a study without an arm.
+    """
     path = Path(text)
     folders = [] if path.is_file() else _folders(path)
     if folders or path.exists() or glob.has_magic(text) or (path.parent / names.STUDY).exists():

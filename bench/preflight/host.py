@@ -46,7 +46,8 @@ def paths(subject: Subject) -> Iterator[Finding]:
             unset = re.search(r"\$(\w+)", os.path.expandvars(text or ""))
             variable = unset[1] if unset else name
             fix = f"export {variable}={_MEANING.get(variable, '…')}"
-            yield broken("CFG-06", f"{variable} is not set", f"cluster={config.cluster.name}", fix=fix)
+            where = f"container={config.container.name}" if name == "CONT" else f"cluster={config.cluster.name}"
+            yield broken("CFG-06", f"{variable} is not set", where, fix=fix)
         elif not full.startswith("/") and name != "CONT":
             fix = "write an absolute path: the job starts in another folder"
             yield broken("CFG-06", f"{name} is not an absolute path", full, fix=fix)

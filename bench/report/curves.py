@@ -111,7 +111,9 @@ def _evaluations(sets: Sequence[Runs], metric: str | None) -> Iterator[Chart]:
         ("by minutes", by_minutes, "minutes since run_start", "%{x:.2f} min"),
     ):
         traces = _curves(sets, points, hover=f"%{{y:.5g}} at {unit}", mode="lines+markers")
-        yield view(f"{text(name)}{title}", traces, xaxis=axis(label), **shown, **_pointer(traces))
+        places = {place for trace in traces for place in trace["x"]}
+        one = {"tickvals": [*places]} if len(places) == 1 else {}  # else plotly writes parts of a sample around it
+        yield view(f"{text(name)}{title}", traces, xaxis=axis(label, **one), **shown, **_pointer(traces))
 
 
 def training_chart(sets: Sequence[Runs]) -> Chart:

@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.mlperf.result import Result
 from bench.results.measurement import MACHINE_KEYS
+from bench.texts import short_commits
 
 _MOST_NAMES, _MOST_LETTERS = 4, 120
 
@@ -28,7 +29,7 @@ def identity(results: Sequence[Result], names: Sequence[str]) -> str:
         when = started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"
     commits = dict.fromkeys(str(one.hyperparameters["commit"]) for one in results if one.hyperparameters.get("commit"))
     parts = (f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:_MOST_NAMES])}{more}", when)
-    return " · ".join([*parts, *(f"commit {commit[:12]}" for commit in commits)])
+    return " · ".join([*parts, *(f"commit {short_commits(commit)}" for commit in commits)])
 
 
 def system(result: Result) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.mlperf.reader import clean
 from bench.report.tables import minutes_text, number_text, sentence
+from bench.texts import short_commits
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,7 +46,9 @@ def _environment(folder: Path) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"sentence": sentence} | {name: _blank_or_form(form) for name, form in _FORMS.items()}
+    environment.filters |= {"sentence": sentence, "short_commits": short_commits} | {
+        name: _blank_or_form(form) for name, form in _FORMS.items()
+    }
     return environment
 
 

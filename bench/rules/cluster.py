@@ -111,6 +111,10 @@ SLURM: Texts = {
         "another job preempted this one",
         "start the run again in a partition or QOS without preemption",
     ),
+    "SLU-11": (
+        "Slurm's commands find no configuration on this machine",
+        "run runstop on the cluster's login node; if this is the login node, set SLURM_CONF to the path of slurm.conf",
+    ),
 }
 
 ENROOT: Texts = {

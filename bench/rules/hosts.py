@@ -55,4 +55,9 @@ HOSTS: dict[str, tuple[str, str]] = {
         "podman: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on the host; docker: install NVIDIA's "
         "container toolkit and run `nvidia-ctk runtime configure`",
     ),
+    "HST-13": (
+        "the names of the hosts are not set",
+        "set them on the command line, quoted: 'cluster.hosts=[HOST1,HOST2]', with the names that `ssh HOST1` accepts; "
+        "for another number of hosts also set cluster.num_nodes",
+    ),
 }

@@ -58,7 +58,7 @@ _FAMILIES = {
     | signs_of_serving.CAUSES
     | signs_of_training.CAUSES,
     Weight.CRASH: signs_of_pods.CRASHES | CRASHES,
-    Weight.DEATH: signs_of_pods.DEATHS | DEATHS,
+    Weight.DEATH: signs_of_pods.DEATHS | signs_of_ray.DEATHS | DEATHS,
     Weight.ECHO: signs_of_serving.ECHOES | ECHOES,
     Weight.END: ENDS,
     Weight.HINT: HINTS,

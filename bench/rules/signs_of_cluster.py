@@ -95,6 +95,7 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"srun: error: (?:Node failure on |Task launch for .{1,80} failed on node .{1,80}: (?:Communication"
         rb"|Socket timed))",
     ),
+    "SLU-11": (rb"fatal: Could not establish a configuration source",),
     "SLU-10": (rb"CANCELLED AT \S{1,40} DUE TO PREEMPTION",),
     "HW-02": (
         rb"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady",

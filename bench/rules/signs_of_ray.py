@@ -1,12 +1,20 @@
-"""Patterns of Ray's own messages. Sources: ray/exceptions.py, job_manager.py, raylet and GCS of Ray 2.60."""
+"""Patterns of Ray's own messages.
+
+Sources: Ray 2.60: exceptions.py, util/placement_group.py, _private/{utils,worker,state}.py,
+_private/runtime_env/dependency_utils.py, dashboard/modules/job/{common,job_manager,job_supervisor}.py,
+dashboard/modules/dashboard_sdk.py, autoscaler, and the texts in its programs raylet and gcs_server.
+
+An exception of an actor begins with a general line, such as "The actor died unexpectedly", and continues with the
+reason: the general lines weigh less than a cause.
+"""
 
 CAUSES: dict[str, tuple[bytes, ...]] = {
     "RAY-01": (
-        rb"Failed to connect to Ray at address",
+        rb"Failed to connect to (?:Ray at address|Ray cluster at|the default Ray cluster address)",
         rb"ray\.exceptions\.RaySystemError: .{0,60}(?:GCS|connect)",
     ),
     "RAY-02": (
-        rb"Version mismatch: The (?:cluster|process)",
+        rb"Version mismatch: The cluster was started with",
         rb"Changing the ray version is not allowed",
     ),
     "RAY-05": (
@@ -23,16 +31,22 @@ CAUSES: dict[str, tuple[bytes, ...]] = {
         rb"Job entrypoint command failed with exit code (?:-(?:9|11|6)|137|139|134)\b",
     ),
     "RAY-03": (
-        rb"cannot be scheduled right now|No available node types can fulfill resource request",
-        rb"Cannot schedule .{0,60} with the placement group",
+        rb"No available node types can fulfill resource request|JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
+        rb"Cannot schedule .{0,60} with the placement group|[Jj]ob supervisor actor could not be scheduled",
     ),
     "RAY-04": (
         rb"has been marked dead because the detector has missed too many heartbeats",
         rb"actor (?:died|is dead) because its node has died",
+        rb"the actor's node was (?:terminated unexpectedly|preempted)|due to missing too many heartbeats",
         rb"\bNodeDiedError\b",
     ),
+}
+
+DEATHS: dict[str, tuple[bytes, ...]] = {
     "RAY-06": (
-        rb"(?:actor|task) died (?:unexpectedly|because)|worker (?:process )?(?:has )?died|Worker unexpectedly exits",
-        rb"\b(?:WorkerCrashedError|ActorDiedError|RayActorError)\b",
+        rb"(?:actor|task) died (?:unexpectedly|because(?! of an error raised in its creation task))",
+        rb"worker (?:process )?(?:has )?died|Worker unexpectedly exits",
+        rb"\b(?:WorkerCrashedError|ActorDiedError|RayActorError)\b(?!.{0,80}raised in its creation task)",
     ),
+    "RAY-03": (rb"cannot be scheduled right now",),
 }

@@ -7,7 +7,7 @@ from statistics import median
 
 from bench.contract import run_files
 from bench.errors import LogError
-from bench.history import compare, measured_trials
+from bench.history import measured_trials
 from bench.history.compare import RunSet
 from bench.history.measured_trials import Runs, ValidTrial
 from bench.mlperf.result import Result
@@ -118,17 +118,12 @@ def facts(result: Result) -> dict[str, str]:
     return {**gpus, **hardware_facts(result), **logged, **result.software}
 
 
-def run_set(text: str) -> RunSet:
-    """Return the runs of a path, as `bench.history.compare.run_set` does; runs of a study as its tables have them.
+def as_in_study(of_path: RunSet) -> RunSet:
+    """Return runs with the measurements of their study's tables; runs of no study are returned unchanged.
 
     Raises:
-        ConfigError: there are no runs, or their study cannot be read.
+        ConfigError: the study of the runs cannot be read.
     """
-    return as_in_study(compare.run_set(text))
-
-
-def as_in_study(of_path: RunSet) -> RunSet:
-    """Return runs with the measurements of their study's tables; runs of no study are returned unchanged."""
     trials: list[ValidTrial] = []
     left_out = list(of_path.runs.left_out)
     for trial in of_path.runs.trials:

@@ -149,6 +149,17 @@ def test_every_verb_reads_a_hostile_folder_and_does_nothing(
     assert "sbatch" not in calls.names() or how not in UNOWNED
 
 
+def test_compare_checks_each_run_of_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As every verb checks the runs that it is given: none is read whose name would control the terminal."""
+    (tmp_path / f"fp8{ESCAPES}").mkdir()
+    (tmp_path / f"fp8{ESCAPES}" / "plan.json").write_text("{}")
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", f"{tmp_path}/*fp8*", f"{tmp_path}/*fp8*"])
+    printed = "".join(capsys.readouterr())
+    assert stop.value.code == 2 and "the path contains control characters" in printed
+    assert not [letter for letter in printed if not letter.isprintable() and letter not in "\n\t"]
+
+
 @pytest.mark.long
 def test_the_dashboard_shows_hostile_folders_and_does_nothing(
     template: Path, tmp_path: Path, calls: Calls, deeds: list[str], in_time: None

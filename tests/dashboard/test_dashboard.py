@@ -205,6 +205,7 @@ def test_a_run_under_way_is_followed(browser: TestClient, root: Path, log: Write
         assert [trial["state"] for trial in state["trials"]] == ["training"]
         facts = dict(state["trials"][0]["facts"])
         assert facts["trained"].startswith(f"{samples} samples")
+        assert not [value for value in facts.values() if "  " in value], "a page shows two spaces as one"
         (view,) = state["charts"]["training_losses"]["views"]
         assert "invalid" not in view["traces"][0]["name"], "a trial that has not ended"
         return list(view["traces"][0]["y"])

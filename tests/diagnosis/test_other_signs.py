@@ -64,6 +64,22 @@ LOGS = {
         '"kubeflow.org/v1"\n',
         "KUB-06",
     ),
+    "image that comes too slowly": (
+        'Warning  Failed  kubelet  Failed to pull image "acme/lora:7": rpc error: code = DeadlineExceeded desc = '
+        "context deadline exceeded\n",
+        "KUB-01",
+    ),
+    "preempted": (
+        "Normal  Preempted  default-scheduler  Preempted by pod 8f1c2d6e-0b1a-4a52-9c3f-2f8b6a1d7e90 on node dgx-1\n",
+        "KUB-04",
+    ),
+    "preempted on the node": ("Status:  Failed\nReason:  Preempting\nMessage:  Preempted in order …\n", "KUB-04"),
+    "taint": ("Normal  TaintManagerEviction  taint-eviction  Marking for deletion Pod ml/lora-0\n", "KUB-04"),
+    "node gone, and its pods": (
+        "Warning  NodeNotReady  node-controller  Node is not ready\n"
+        "Normal  TaintManagerEviction  taint-eviction-controller  Marking for deletion Pod ml/lora-0\n",
+        "KUB-13",
+    ),
     "node gone": ("Warning  NodeNotReady  node-controller  Node is not ready\n", "KUB-13"),
     "permission": (
         'jobs.batch is forbidden: User "dev" cannot create resource "jobs" in the namespace "ml"\n',
@@ -71,6 +87,27 @@ LOGS = {
     ),
     "actor": ("ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.\n", "RAY-06"),
     "actor's node": ("ray.exceptions.ActorDiedError: The actor died because its node has died.\n", "RAY-04"),
+    "actor's node, with the whole message": (
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        "\tclass_name: Node\n\tip: 10.0.0.7\nThe actor died because its node has died. Node Id: 8f1c\n"
+        "\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats\n",
+        "RAY-04",
+    ),
+    "error in an actor": (
+        "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, "
+        "\x1b[36mray::Node.__init__()\x1b[39m (pid=7, ip=10.0.0.7)\n"
+        "ModuleNotFoundError: No module named 'flash_attn'\n",
+        "RUN-25",
+    ),
+    "no place for the driver": (
+        "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE: Job supervisor actor could not be scheduled: the node died\n",
+        "RAY-03",
+    ),
+    "other Ray": (
+        "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n",
+        "RAY-02",
+    ),
+    "no Ray": ("ConnectionError: Failed to connect to Ray cluster at 10.0.0.7:6379\n", "RAY-01"),
     "ray memory": (
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n",
         "RAY-05",
@@ -155,5 +192,6 @@ def test_a_healthy_log_has_none_of_these_signs(tmp_path: Path) -> None:
     log.write_text(
         "INFO GPU KV cache size: 102,400 tokens\nINFO evicted 12 blocks\nINFO concurrency for 4,096 tokens: 25x\n"
         "Normal  Scheduled  default-scheduler  Successfully assigned ml/lora-0 to node-1\nNormal  Pulled  kubelet\n"
+        "Normal  TaintManagerEviction  taint-eviction-controller  Cancelling deletion of Pod ml/lora-0\n"
     )
     assert diagnosis.explain([log]).rule == diagnosis.UNKNOWN

@@ -114,6 +114,7 @@ CAUSES = [
         "LOG FOR DETAILS ***",
     ),
     ("SLU-09", "srun: error: Node failure on dgx-3"),
+    ("SLU-11", "sbatch: fatal: Could not establish a configuration source"),
     ("SLU-10", "slurmstepd: error: *** STEP 513.0 ON dgx-1 CANCELLED AT 2026-11-20T10:22:31 DUE TO PREEMPTION ***"),
     ("NCC-01", "node7:4123:4123 [4] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found"),
     (

@@ -25,6 +25,7 @@ from bench.report.study.scaling import scalings_of
 from bench.report.study.texts import comparison_rows
 from bench.results.comparison import compare
 from bench.results.study import Cell, Difference, Mark, Published
+from bench.texts import short_commits
 from helpers import study_results
 from helpers.page import Page, unpainted
 
@@ -276,3 +277,7 @@ def test_a_difference_that_the_means_do_not_have_is_explained(tmp_path: Path) ->
     ratio = (1.5**3 * 0.75) ** 0.25
     assert row.percent == f"{100 * (ratio - 1):+.2f} %" and row.values == "37.50 / 35.00"
     assert row.notes.startswith("difference: paired geometric mean; ratio of the means: +7.14 %")
+
+
+def test_a_changed_work_tree_stays_marked_in_a_short_commit() -> None:
+    assert short_commits(f"{'a1' * 20}-dirty, {'b2' * 20}") == "a1a1a1a1a1a1-dirty, b2b2b2b2b2b2"

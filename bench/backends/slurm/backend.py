@@ -64,6 +64,7 @@ LAPTOP = (
     Check("GPU type", ("SLU-01",), argument_checks.gpu_type),
 )
 LOGIN = (
+    Check("configuration of Slurm", ("SLU-11",), slurm_checks.configured),
     Check("partition", ("SLU-02", "SLU-09"), slurm_checks.partition),
     Check("GPUs", ("SLU-01", "SLU-02"), slurm_checks.gpus),
     Check("CPUs", ("SLU-02",), slurm_checks.cpus),

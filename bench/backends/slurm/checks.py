@@ -28,6 +28,7 @@ IS_OUT = re.compile(r"down|drain|drng|fail|inval|unk|.*\*$")
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
 _UNREACHABLE = re.compile(
     r"[Uu]nable to contact|Communication|[Tt]imed out|[Zz]ero [Bb]ytes|[Uu]nable to process config"
+    r"|[Cc]ould not establish a configuration source"
 )
 
 
@@ -77,6 +78,10 @@ WAITS = r"nodes? (?:are |is )?(?:busy|not available)|Required node not available
 """sbatch --test-only prints these for jobs that it would queue."""
 
 
+_NO_CONFIGURATION = re.compile(r"[Cc]ould not establish a configuration source|[Uu]nable to process config")
+"""What every command of Slurm prints on a machine that has the commands, but no slurm.conf."""
+
+
 def answer_to(subject: Subject, name: str) -> Answer:
     """Return the answer of a Slurm command.
 
@@ -124,6 +129,17 @@ def groups(subject: Subject) -> list[Group]:
         raise CannotTellError("sinfo lists no nodes")
     wanted = (_slurm(subject).partition or "").split(",")
     return [g for g in everything if g.partition in wanted or (wanted == [""] and g.is_default)] or everything
+
+
+def configured(subject: Subject) -> Iterator[Finding]:
+    """Yield whether Slurm's commands find no configuration; without it no other question to Slurm has an answer."""
+    try:
+        answer = subject.answers["sinfo"].result()
+    except SubmitError:  # the checks that need its answer say so
+        return
+    if answer.exit_code and _NO_CONFIGURATION.search(answer.err):
+        what = f"Slurm's commands find no configuration on this machine ({last_line(answer.err)})"
+        yield broken("SLU-11", what, "sinfo")
 
 
 def partition(subject: Subject) -> Iterator[Finding | str]:
@@ -382,8 +398,15 @@ def is_in_registry(plan: Plan) -> bool:
 
 
 def plugin(subject: Subject) -> Iterator[Finding | str]:
-    """Yield whether srun lacks the container flags of Pyxis."""
-    if "--container-image" not in answer_to(subject, "srun").out:
+    """Yield whether srun lacks the container flags of Pyxis.
+
+    Raises:
+        CannotTellError: srun fails, and not because of Pyxis.
+    """
+    answer = answer_to(subject, "srun")
+    if answer.exit_code and not re.search("container-|pyxis|spank", answer.err):
+        raise CannotTellError(f"srun: {last_line(answer.err)}")
+    if "--container-image" not in answer.out:
         yield broken("PYX-02", "srun on this machine has no option --container-image", "srun --help")
 
 

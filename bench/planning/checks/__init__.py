@@ -126,8 +126,8 @@ def _check_positions(config: Config) -> None:
 
 def _check_cluster(config: Config) -> None:
     c = config.cluster
-    if c.backend is BackendName.ssh:
-        require_even(c.hosts or [], num_nodes=c.num_nodes, ranks_per_node=replicas.ranks_per_node(config))
+    if c.backend is BackendName.ssh and c.hosts is not None:
+        require_even(c.hosts, num_nodes=c.num_nodes, ranks_per_node=replicas.ranks_per_node(config))
     elif c.hosts:
         what, fix = "cluster.hosts needs backend ssh", "set cluster=hosts, or remove cluster.hosts"
         raise ConfigError(f"{what}, but the backend is {c.backend.name}", where="cluster.hosts", fix=fix)

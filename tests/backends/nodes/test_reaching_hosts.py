@@ -239,7 +239,7 @@ def test_every_host_is_checked_for_starting_ranks(
     backend = ssh.SshBackend()
     plan = on("rig0", "no-key", "silent", "localhost")
     assert {tier: [check.what for check in checks] for tier, checks in backend.checks(plan).items()} == {
-        "laptop": ["container", "groups of GPUs"],
+        "laptop": ["names of the hosts", "container", "groups of GPUs"],
         "login": ["hosts"],
     }
     assert backend.subject(plan, "laptop").answers == {}

@@ -282,6 +282,17 @@ def test_without_pyxis_its_flags_are_not_checked(site: Callable[..., list[Checke
     assert unknown(checked) == ["container flags"]
 
 
+def test_without_a_configuration_of_slurm_one_answer_says_so(site: Callable[..., list[Checked]], stub: Stub) -> None:
+    """Slurm's commands are installed, but this is no machine of a cluster: Pyxis is then not missing."""
+    for name in ("sinfo", "sacctmgr", "sbatch", "srun", "sacct"):
+        stub(name, err=f"{name}: fatal: Could not establish a configuration source\n", exit_code=1)
+    checked = site()
+    assert [finding.rule for finding in findings(checked)] == ["SLU-11"]
+    assert {"Pyxis", "container flags", "sbatch --test-only", "accounting"} <= {*unknown(checked)}
+    stub("srun", err="srun: error: slurm_msg_sendto: bad host\n", exit_code=1)
+    assert "Pyxis" in unknown(site())
+
+
 def test_checks_without_their_command_are_unknown(
     site: Callable[..., list[Checked]], stub: Stub, tmp_path: Path
 ) -> None:
