@@ -18,7 +18,22 @@ from bench.errors import BenchError
 PROGRAM = "runstop"
 VERBS = (
     *("calibrate", "cancel", "compare", "dashboard", "demo", "doctor", "fetch", "gc", "history", "image", "launch"),
-    *("logs", "note", "pack", "parse", "plan", "prepare", "render", "report", "rerun", "resume", "rm", "rules", "runs"),
+    *(
+        "logs",
+        "nodes",
+        "note",
+        "pack",
+        "parse",
+        "plan",
+        "prepare",
+        "render",
+        "report",
+        "rerun",
+        "resume",
+        "rm",
+        "rules",
+        "runs",
+    ),
     *("score", "sign", "study", "tag", "verify", "watch", "why"),
 )
 """Words after `runstop` that make it a command. A prose sentence may also begin with `runstop`."""
