@@ -58,6 +58,8 @@ class Attempt:
     """The nonce in the first line of its log; None for attempts of versions that wrote no nonce."""
     checkpoint: int | None = None
     """The step of the newest checkpoint when it started; None if there was none."""
+    left_out: dict[str, str] | None = None
+    """The nodes of its job that were slow and not used, each with the reason; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ def begin(
     job: str | None = None,
     nodes: str | None = None,
     nonce: str | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> bool:
     """Start the next attempt of a trial and record its job and nodes; return False if the trial is done.
 
@@ -196,7 +199,9 @@ def begin(
             fix="raise walltime, or use nodes on which jobs are not preempted, then run `runstop resume RUN`",
         )
     nonce = nonce or new_nonce()
-    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest)
+    new = Attempt(
+        outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest, left_out=left_out or None
+    )
     attempts_of.save(
         folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1, plan_sha256=plan_sha256)
     )
