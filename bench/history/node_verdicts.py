@@ -31,6 +31,8 @@ SLOW_RANKS, _SLOW_RANK = "slow_ranks", "RUN-26"
 _ENDED_EARLY = (Ending.failed, Ending.interrupted)
 _OF_THE_JOB = re.compile(r"\bCANCELLED AT\b")
 """Slurm's message about a whole job, which names its first node and not the one that failed."""
+_USED_NEXT = "; the next attempt"
+"""In a message of job.sh about a lost node: what comes before the names of the nodes that replace it."""
 _LABEL, _RANK_FILE = re.compile(r" {0,6}(\d{1,6}): "), re.compile(r"_rank_(\d+)\.\w+$")
 
 
@@ -160,7 +162,8 @@ def _failures(folder: Path, nodes: Iterable[str], of_ranks: dict[int, str]) -> I
     for rule, text, file in dict.fromkeys(clues):
         if rule not in OF_A_NODE or _OF_THE_JOB.search(text):
             continue
-        accused = [node for node in nodes if _is_named(node, text)]
+        about = text.partition(_USED_NEXT)[0]
+        accused = [node for node in nodes if _is_named(node, about)]
         rank = _RANK_FILE.search(file) or _LABEL.match(text)
         if not accused and rank is not None and int(rank[1]) in of_ranks:
             accused = [of_ranks[int(rank[1])]]

@@ -103,10 +103,11 @@ def test_a_slow_node_is_left_out_until_it_passes_a_check_or_the_time_is_over(
     [
         ("srun: error: Node failure on dgx-1", ["dgx-1"]),
         ("2: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.", ["dgx-1"]),
+        ("SLU-09: Slurm has marked dgx-1 as down; the next attempt of the trial uses dgx-0,dgx-2", ["dgx-1"]),
         ("slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-09-21T10:00:00 DUE TO NODE FAILURE, SEE LOG ***", []),
         ("1: torch.OutOfMemoryError: CUDA out of memory on dgx-1", []),
     ],
-    ids=["named", "by its rank", "of the whole job", "of the program"],
+    ids=["named", "by its rank", "not those that replace it", "of the whole job", "of the program"],
 )
 def test_a_node_is_blamed_only_for_what_it_causes(write: Write, line: str, accused: list[str]) -> None:
     write("failed", days_ago=1, output=f"{line}\n")
