@@ -21,6 +21,7 @@ VERBS = (
     *(
         "launch",
         "logs",
+        "nodes",
         "note",
         "pack",
         "parse",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bench.fetch.download import Planned
     from bench.fetch.record import Record as FetchRecord
     from bench.history.compare import Compared
+    from bench.history.nodes import NodeHistory
     from bench.history.regression import HistoryRun, Judgement, TaskHistory
     from bench.images.importer import Imported
     from bench.images.store import Entry as StoredImage
@@ -327,6 +328,28 @@ def history_run(history: "TaskHistory", run: "HistoryRun") -> schema.HistoryRun:
         trials=tuple(trial.trial for trial in run.trials),
         values={name: tuple(run.values(name)) for name in names},
         facts=dict(run.trials[-1].facts),
+    )
+
+
+def node(history: "NodeHistory", *, since_ms: float) -> schema.Node:
+    from bench.history.node_verdicts import VerdictKind
+    from bench.history.nodes import reason
+
+    is_bad = history.is_bad(since_ms=since_ms)
+    findings = tuple(
+        schema.NodeFinding(run=str(run), kind=str(one.kind), time=utc(one.time_ms), rule=one.rule, what=one.what)
+        for run, one in history.verdicts
+        if one.kind.is_bad
+    )
+    return schema.Node(
+        node=history.node,
+        backend=history.backend,
+        runs=tuple(map(str, history.runs)),
+        passed_checks=len(history.select(VerdictKind.passed)),
+        findings=findings,
+        last_seen=utc(history.last_seen_ms),
+        is_left_out=is_bad,
+        reason=reason(history) if is_bad else None,
     )
 
 

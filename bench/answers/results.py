@@ -456,6 +456,35 @@ class HistoryRun(Answer, kw_only=True, tag="runstop/history-run/1.0"):
     note: str
 
 
+class NodeFinding(Part, kw_only=True):
+    """What a run found against a node."""
+
+    run: str
+    kind: str
+    """slow or failure."""
+    time: str | None
+    rule: str | None
+    what: str
+
+
+class Node(Answer, kw_only=True, tag="runstop/node/1.0"):
+    """What all runs found out about a node (`runstop nodes`)."""
+
+    node: str
+    backend: str
+    runs: tuple[str, ...]
+    """The oldest first."""
+    passed_checks: int
+    """How many node checks without a finding it took part in."""
+    findings: tuple[NodeFinding, ...]
+    """The oldest first."""
+    last_seen: str | None
+    is_left_out: bool
+    """Whether cluster.avoid=auto leaves it out: a finding within the time is newer than all passed checks."""
+    reason: str | None
+    """The newest finding in words, if it is left out."""
+
+
 class Regression(Answer, kw_only=True, tag="runstop/regression/1.0"):
     """Whether the newest runs of a task are worse than earlier ones."""
 

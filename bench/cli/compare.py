@@ -1,4 +1,4 @@
-"""The verbs `compare` (two sets of runs) and `history` (the results of a task over time)."""
+"""The verbs `compare` (two sets of runs), `history` (results of a task over time) and `nodes` (verdicts on nodes)."""
 
 import argparse
 from collections.abc import Sequence
@@ -160,4 +160,55 @@ def _check(histories: "Sequence[TaskHistory]", args: argparse.Namespace) -> int:
     return 1 if Change.regression in changes or changes == {Change.not_judged} else 0
 
 
-VERBS = (_add_compare, _add_history)
+def _add_nodes(verbs: arguments.Verbs) -> None:
+    parser = arguments.add(
+        verbs,
+        _nodes,
+        help="list what all runs found out about each node: checks, slow findings and failures",
+        example="--bad",
+    )
+    parser.add_argument("nodes", nargs="*", metavar="NODE", help="(default: all nodes)")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="folder that holds the run folders (default: LOGDIR, else runs)"
+    )
+    parser.add_argument("--bad", action="store_true", help="list only nodes that cluster.avoid=auto leaves out")
+    parser.add_argument(
+        "--within",
+        default="7d",
+        metavar="TIME",
+        help="how long a finding counts, as cluster.avoid_within: 90m, 12h or 7d (default: 7d)",
+    )
+    parser.add_argument("--rebuild", action="store_true", help="ignore the cache and read every run again")
+    arguments.takes_json(parser, "one JSON object per node")
+
+
+def _nodes(args: argparse.Namespace) -> int:
+    import time
+
+    from bench.console import nodes as node_sheets
+    from bench.console import sheet
+    from bench.history import nodes, store
+    from bench.planning import avoided_nodes
+    from bench.runs import names
+
+    since_ms = (time.time() - avoided_nodes.seconds(args.within, where="--within")) * 1000
+    root = args.folder or names.root()
+    every = nodes.histories(store.node_verdicts(root, rebuild=args.rebuild))
+    if unknown := [name for name in args.nodes if name not in {one.node for one in every}]:
+        known = ", ".join(dict.fromkeys(one.node for one in every)) or "none: only runs on other machines have nodes"
+        raise ConfigError(f"no run has used {', '.join(unknown)}", where=str(root), fix=f"known nodes: {known}")
+    shown = [
+        one
+        for one in every
+        if (not args.nodes or one.node in args.nodes) and (not args.bad or one.is_bad(since_ms=since_ms))
+    ]
+    if args.json:
+        from bench import answers
+
+        answers.show(*(answers.node(one, since_ms=since_ms) for one in shown))
+    else:
+        sheet.show(node_sheets.nodes_sheet(root, shown, since_ms=since_ms, within=args.within))
+    return 0
+
+
+VERBS = (_add_compare, _add_history, _add_nodes)

@@ -20,9 +20,10 @@ def _takes_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def _composed(args: argparse.Namespace) -> "Plan":
+    from bench.history.avoid import bad_nodes
     from bench.planning import compose
 
-    return compose.compose(args.overrides, config_dir=args.config_dir)
+    return compose.compose(args.overrides, config_dir=args.config_dir, bad_nodes=bad_nodes)
 
 
 def _words(args: argparse.Namespace) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bench.preflight import Finding
 from bench.report.tables import time_limit, trials_row
 from bench.report.training_plan import STEP_PARTS
+from bench.texts import counted
 
 
 def show_plan(plan: "Plan", findings: "Sequence[Finding]") -> None:
@@ -38,6 +39,7 @@ def rows(plan: "Plan") -> list[tuple[str, str]]:
         *_model_read(plan.config),
         *own[1:],
         *_detected(plan),
+        *_nodes(plan),
         *_image(plan),
         *(row for row in (("trials", trials_row(plan)), ("time limit", time_limit(plan))) if row not in own),
         *_vboost(plan),
@@ -83,6 +85,18 @@ def _detected(plan: "Plan") -> list[tuple[str, str]]:
     """Return the row of the GPUs that were detected on this machine; none unless the config left the device open."""
     gpus = plan.config.cluster.detected_gpus
     return [] if gpus is None else [("GPUs detected", gpus)]
+
+
+def _nodes(plan: "Plan") -> Iterator[tuple[str, str]]:
+    """Yield the nodes that are left out, each with the reason, and what happens to slow ones; nothing by default."""
+    cluster = plan.config.cluster
+    if cluster.avoided:
+        yield "left out", "; ".join(f"{name}: {why}" for name, why in cluster.avoided.items())
+    elif cluster.avoid is not None:
+        yield "left out", f"no node: none was found bad within {cluster.avoid_within}"
+    if plan.config.launch.replace_slow:
+        spares = counted(cluster.spare_nodes, "spare node") if cluster.spare_nodes else "the job is requeued"
+        yield "slow nodes", f"left out after the node check; {spares}"
 
 
 def _image(plan: "Plan") -> Iterator[tuple[str, str]]:

@@ -271,3 +271,9 @@ def fingerprint(*parts: Any) -> str:
             part.pop("summary", None)
             part.pop("source", None)
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def on_nodes(plan: Plan, num_nodes: int) -> Plan:
+    """Return the plan with another number of nodes, for commands that check nodes; its trials are unchanged."""
+    world = replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
+    return replace(plan, world=world)

@@ -6,6 +6,7 @@ override. Slots make an unknown key an error.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from bench.contract.cluster import Gpu as Gpu
 from bench.contract.cluster import GpuVendor as GpuVendor
@@ -223,6 +224,14 @@ class Cluster:
     """For backend ssh, in the order of ranks: rig0, or rig0:2x4 for two groups of four GPUs. A smaller
     cluster.num_nodes on the command line or in an arm uses the first hosts."""
     ssh: Ssh | None = field(default=None, metadata=OMIT_DEFAULT)
+    avoid: Any = field(default=None, metadata=OMIT_DEFAULT)
+    """Nodes that runs must not use: a list of names, or `auto` for those that the history of runs found bad."""
+    avoid_within: str = field(default="7d", metadata=OMIT_DEFAULT)
+    """How long a node counts as bad after it was found bad, for avoid=auto: a number and m, h or d."""
+    avoided: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """The nodes that the run does not use, each with the reason; set by the plan."""
+    spare_nodes: int = field(default=0, metadata=OMIT_DEFAULT)
+    """Nodes that a job has beyond num_nodes, to replace slow ones; only with launch.replace_slow."""
     drop_caches: str | None = None
     """Command that clears a node's page cache before each trial; None: not cleared, which the log records."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -267,6 +276,8 @@ class Launch:
     """Start despite preflight errors, which are saved in the run folder."""
     health: bool = True
     """Measure the nodes before the first trial, if cluster.health is set."""
+    replace_slow: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """Leave out nodes that the node check finds slow: use spare nodes, or requeue the job without them."""
     telemetry: bool = True
     """One process per node samples power, clocks, temperature and memory of its GPUs once a second, for the log."""
     profile: ProfileKind = ProfileKind.none

@@ -1,8 +1,8 @@
 """Steps between the commands of a run: open the run, check its nodes, begin and judge each trial, close the run.
 
 The driver calls these functions. Slurm's batch script uses the command line, on one rank and in the container if there
-is one: `python -m bench.driver.between_commands RUN open|check|begin|judge|close`. Exit codes: 0 continue, 1 or 2 end
-the job, 3 (begin only) the trial already has its result.
+is one: `python -m bench.driver.between_commands RUN STEP`. Exit codes: 0 continue, 1 or 2 end the job, 3 (begin only)
+the trial already has its result, 4 and 5 (replace only) as in `bench.driver.slow_nodes`.
 """
 
 import argparse
@@ -16,8 +16,9 @@ from pathlib import Path
 from bench import masked_json, masking, preflight
 from bench.console import trial as trial_tables
 from bench.contract import atomic_files, plan_kinds, regular_files
-from bench.contract.plan import Plan, Trial
+from bench.contract.plan import Plan, Trial, on_nodes
 from bench.contract.run_files import JOB, MANIFEST, PLAN, STATUS, SUBMISSION, array_task
+from bench.driver import slow_nodes
 from bench.errors import BenchError
 from bench.preflight import nodes
 from bench.results.kind import Judged
@@ -51,13 +52,16 @@ def open_run(run: Path, plan: Plan, *, job: str | None) -> None:
         (run / SUBMISSION).unlink(missing_ok=True)  # the job is recorded now, even if sbatch's answer was lost
 
 
-def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None]) -> None:
+def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None], num_nodes: int | None = None) -> None:
     """Judge the facts that every rank collected on its node, and print the findings.
+
+    num_nodes: how many nodes were checked, if not those of a trial.
 
     Raises:
         BenchError: there is an error among the findings and launch.force is not set.
     """
-    findings = nodes.judge(plan, nodes.load(run, array_task=array_task()))
+    checked = plan if num_nodes is None else on_nodes(plan, num_nodes)
+    findings = nodes.judge(checked, nodes.load(run, array_task=array_task()))
     for finding in findings:
         say(str(finding))
     if not plan.config.launch.force:
@@ -74,7 +78,15 @@ def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str, no
         SubmitError: this job has started the trial launch.attempts times.
     """
     trials.settle(run, plan, trial)
-    return ledger.begin(run, trial, attempts=plan.config.launch.attempts, job=job, nodes=nodes, nonce=nonce)
+    return ledger.begin(
+        run,
+        trial,
+        attempts=plan.config.launch.attempts,
+        job=job,
+        nodes=nodes,
+        nonce=nonce,
+        left_out=slow_nodes.left_out(run, job),
+    )
 
 
 def judge_trial(run: Path, plan: Plan, trial: Trial) -> Judged:
@@ -190,7 +202,11 @@ def _step(args: argparse.Namespace, plan: Plan) -> int:
         case "open":
             open_run(run, plan, job=args.job)
         case "check":
-            check_nodes(run, plan, say=print)
+            check_nodes(run, plan, say=print, num_nodes=args.nodes)
+        case "replace":
+            return slow_nodes.choose(run, plan, job=args.job, check_passed=args.exit_code == 0)
+        case "spare":
+            return slow_nodes.use_spare(run, plan, job=args.job, lost=args.lost.split(","), why=args.why)
         case "begin":
             trial = plan.trials[args.trial]
             is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes, nonce=args.nonce)
@@ -214,7 +230,15 @@ def _parser() -> argparse.ArgumentParser:
     steps = parser.add_subparsers(required=True, metavar="STEP", dest="step")
     opened = steps.add_parser("open", help="record that the job has started or restarted")
     opened.add_argument("--job", required=True)
-    steps.add_parser("check", help="judge the facts of the nodes (facts/)")
+    checked = steps.add_parser("check", help="judge the facts of the nodes (facts/)")
+    checked.add_argument("--nodes", type=int, help="how many nodes were checked (default: those of a trial)")
+    replaced = steps.add_parser("replace", help="choose the nodes that the trials use, after a node check")
+    replaced.add_argument("--job", required=True)
+    replaced.add_argument("--exit-code", type=int, required=True, help="of the node check")
+    spare = steps.add_parser("spare", help="choose the nodes of the next attempt, after nodes were lost during a trial")
+    spare.add_argument("--job", required=True)
+    spare.add_argument("--lost", required=True, help="names of the lost nodes, separated by commas")
+    spare.add_argument("--why", required=True)
     begun = steps.add_parser("begin", help="open the next attempt of a trial")
     begun.add_argument("trial", type=int)
     begun.add_argument("--job", required=True)

@@ -33,7 +33,14 @@ _LONGEST = 60
 _NOT_SETTINGS = (
     *("cluster.price_per_gpu_hour", "cluster.currency"),
     *("launch.", "trials", "walltime", "seed_base", "cluster.paths.", "cluster.org", "cluster.platform"),
-    *("cluster.status", "cluster.slurm", "cluster.health", "cluster.master_port"),
+    *(
+        "cluster.status",
+        "cluster.slurm",
+        "cluster.health",
+        "cluster.master_port",
+        "cluster.avoid",
+        "cluster.spare_nodes",
+    ),
 )
 """Prefixes of keys that do not affect the measurements."""
 _TEXTS = ("summary", "source", "description")

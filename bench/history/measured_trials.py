@@ -10,6 +10,7 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import LEDGER, RESULTS
 from bench.errors import LogError
 from bench.history import facts
+from bench.history.node_verdicts import NodeVerdict
 from bench.mlperf.result import Result
 from bench.results.kind import read
 from bench.results.measurement import Measurement
@@ -43,6 +44,8 @@ class Runs:
     trials: tuple[ValidTrial, ...]
     left_out: tuple[str, ...]
     """Trials that are not valid, each with the reason."""
+    nodes: tuple[NodeVerdict, ...] = ()
+    """What the runs found out about their nodes; only in `store`."""
 
 
 def in_folder(folder: Path) -> Runs:

@@ -1,4 +1,6 @@
-"""Cache the measurements of all valid trials below a folder in a SQLite file next to the runs: LOGDIR/history.sqlite.
+"""Cache what all runs below a folder measured in a SQLite file next to the runs: LOGDIR/history.sqlite.
+
+It has the measurements of all valid trials, and the verdicts on all nodes.
 
 The logs are the source. `runstop history` updates the cache; runs do not write to it. So copied runs are in it, no job
 waits for a lock on a shared file system, and the file can be deleted. It is replaced atomically, so that several
@@ -12,7 +14,7 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing, suppress
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +22,15 @@ from bench.contract import regular_files
 from bench.contract.run_files import LEDGER, MANIFEST, PLAN, RESULTS
 from bench.errors import BenchError
 from bench.history import measured_trials
+from bench.history import node_verdicts as verdicts_of_nodes
 from bench.history.measured_trials import Runs, ValidTrial
+from bench.history.node_verdicts import NodeVerdict, VerdictKind
 from bench.results.measurement import Measurement
 from bench.runs import names
 
 STORE = "history.sqlite"
 _RUNS = (f"*/{LEDGER}", f"{names.STUDIES}/*/*/{LEDGER}")
-_CODE = ("contract", "history", "mlperf", "results")
+_CODE = ("contract", "diagnosis", "history", "mlperf", "results", "rules")
 """The packages that determine the content of the cache."""
 _TABLES = """
 CREATE TABLE version (code TEXT NOT NULL);
@@ -38,6 +42,10 @@ CREATE TABLE trials (
 CREATE TABLE measurements (
     folder TEXT NOT NULL, trial INTEGER NOT NULL, name TEXT NOT NULL, unit TEXT NOT NULL, value REAL NOT NULL,
     n INTEGER NOT NULL, p10 REAL, p90 REAL, PRIMARY KEY (folder, trial, name)
+);
+CREATE TABLE nodes (
+    folder TEXT NOT NULL, node TEXT NOT NULL, backend TEXT NOT NULL, kind TEXT NOT NULL, time_ms INTEGER NOT NULL,
+    rule TEXT, what TEXT NOT NULL
 );
 """
 _MODE = 0o644
@@ -54,6 +62,24 @@ def trials(root: Path, *, rebuild: bool = False, memory: Known | None = None) ->
     Raises:
         ConfigError: the folder does not exist.
     """
+    every = sorted(
+        (trial for runs in _current(root, rebuild, memory).values() for trial in runs.trials),
+        key=lambda trial: (trial.began_ms, str(trial.folder), trial.trial),
+    )
+    return tuple({trial.log_sha256: trial for trial in reversed(every)}.values())[::-1]
+
+
+def node_verdicts(root: Path, *, rebuild: bool = False) -> dict[Path, tuple[NodeVerdict, ...]]:
+    """Return what each run below a folder found out about its nodes; runs that found out nothing are left out.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
+    return {root / name: runs.nodes for name, runs in _current(root, rebuild, None).items() if runs.nodes}
+
+
+def _current(root: Path, rebuild: bool, memory: Known | None) -> dict[str, Runs]:
+    """Return the content of the cache by run folder, after reading what has changed."""
     names.require_root(root)
     known = {} if rebuild else memory or _read(root)
     current: Known = {}
@@ -65,23 +91,21 @@ def trials(root: Path, *, rebuild: bool = False, memory: Known | None = None) ->
         memory.update(current)
     elif rebuild or current != known:
         _write(root, current)
-    every = sorted(
-        (trial for _, runs in current.values() for trial in runs.trials),
-        key=lambda trial: (trial.began_ms, str(trial.folder), trial.trial),
-    )
-    return tuple({trial.log_sha256: trial for trial in reversed(every)}.values())[::-1]
+    return {name: runs for name, (_, runs) in current.items()}
 
 
 def _runs(folder: Path) -> Runs:
     try:
-        return measured_trials.in_folder(folder)
+        runs = measured_trials.in_folder(folder)
     except BenchError as error:
-        return Runs(trials=(), left_out=(f"{folder.name}: {error.what}",))
+        runs = Runs(trials=(), left_out=(f"{folder.name}: {error.what}",))
+    return replace(runs, nodes=verdicts_of_nodes.of_run(folder))
 
 
 def stamp(folder: Path) -> str:
     """Return modification times and sizes of the files that a run is read from."""
     files = [folder / LEDGER, folder / PLAN, folder / MANIFEST, *sorted(folder.glob(RESULTS))]
+    files += [path for pattern in verdicts_of_nodes.READ for path in sorted(folder.glob(pattern))]
     stamps = []
     for file in files:
         with suppress(OSError):
@@ -150,8 +174,20 @@ def _known(store: sqlite3.Connection, root: Path) -> Known:
                 planned=planned,
             )
         )
+    nodes: dict[str, list[NodeVerdict]] = {}
+    named = [column.name for column in fields(NodeVerdict)]
+    for folder, *values in store.execute(f"SELECT folder, {', '.join(named)} FROM nodes ORDER BY rowid"):
+        raw = dict(zip(named, values, strict=True))
+        nodes.setdefault(folder, []).append(NodeVerdict(**raw | {"kind": VerdictKind(raw["kind"])}))
     return {
-        os.fsdecode(folder): (stamp, Runs(trials=tuple(of_run.get(folder, ())), left_out=tuple(json.loads(left_out))))
+        os.fsdecode(folder): (
+            stamp,
+            Runs(
+                trials=tuple(of_run.get(folder, ())),
+                left_out=tuple(json.loads(left_out)),
+                nodes=tuple(nodes.get(folder, ())),
+            ),
+        )
         for folder, stamp, left_out in store.execute("SELECT folder, stamp, left_out FROM runs")
     }
 
@@ -171,6 +207,8 @@ def _write(root: Path, known: Known) -> None:
                 store.execute("INSERT INTO runs VALUES (?, ?, ?)", (name, stamp, json.dumps(runs.left_out)))
                 for trial in runs.trials:
                     _insert(store, name, trial)
+                rows = [(name, *astuple(verdict)) for verdict in runs.nodes]
+                store.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         part.replace(root / STORE)
     except (
         OSError,

@@ -19,6 +19,7 @@ from bench import hints
 from bench.contract import regular_files
 from bench.contract.plan import Plan
 from bench.errors import BenchError, every_character_is_written, exit_code_of_signals, output_is_written
+from bench.history.avoid import bad_nodes
 from bench.launch import launch_options
 from bench.planning import overrides as overrides_of
 from bench.planning import to_prepare
@@ -102,7 +103,8 @@ def _planned(codes: list[int]) -> "list[tuple[Plan, DictConfig, list[str]]]":
         with _shown(codes), explained(overrides):
             words = [*own_folder, *overrides]
             complete = completed(config, words)
-            planned.append((plan_of(typed(complete), words, config_dir=_site()), complete, overrides))
+            plan = plan_of(typed(complete), words, config_dir=_site(), bad_nodes=bad_nodes)
+            planned.append((plan, complete, overrides))
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, so that runstop prints them

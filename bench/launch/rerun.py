@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.contract import codec
 from bench.contract.plan import Plan
 from bench.errors import BenchError
+from bench.history.avoid import bad_nodes
 from bench.launch import start
 from bench.mlperf import result as results
 from bench.planning import compose, to_prepare
@@ -51,7 +52,7 @@ def plan(folder: Path, overrides: Sequence[str]) -> Rerun:
     require_ours(folder.resolve())  # the arguments can name programs
     recorded = command_line.read(folder)
     merged = replaced(recorded.overrides, overrides)
-    new, config_yaml = compose.for_run(merged, config_dir=recorded.config_dir)
+    new, config_yaml = compose.for_run(merged, config_dir=recorded.config_dir, bad_nodes=bad_nodes)
     return Rerun(
         plan=new,
         config_yaml=command_line.with_overrides(config_yaml, merged, recorded.config_dir),

@@ -13,6 +13,7 @@ from bench.contract import plan_kinds
 from bench.contract.plan import Plan
 from bench.contract.run_files import PLAN
 from bench.errors import ConfigError, Stopped, stopped_by_signals
+from bench.history.avoid import bad_nodes
 from bench.launch import run_here, start
 from bench.planning import compose, to_prepare
 from bench.runs import command_line, result
@@ -80,7 +81,7 @@ def job(folder: Path) -> "Job[RunResult]":
 
 
 def _planned(overrides: list[str], config_dir: Path | None) -> tuple[Plan, str]:
-    plan, config_yaml = compose.for_run(overrides, config_dir=config_dir)
+    plan, config_yaml = compose.for_run(overrides, config_dir=config_dir, bad_nodes=bad_nodes)
     return plan, command_line.with_overrides(config_yaml, overrides, config_dir)
 
 

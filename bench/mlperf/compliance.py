@@ -62,18 +62,19 @@ def judge(log: Log) -> tuple[Finding, ...]:
 def minutes(log: Log) -> float | None:
     """Return the minutes from run_start to run_stop, if each is logged once and in this order, by line and by time.
 
-    A trial that was resumed from a checkpoint has none: its log does not contain the earlier attempts.
+    For a trial that was resumed from a checkpoint, run_start is that of its first attempt, so that lost time counts;
+    None if the log does not have it.
     """
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
-    if (
-        log.all(mllog.RESUMED)
-        or start is None
-        or stop is None
-        or _is_before(log, stop, start)
-        or stop.time_ms < start.time_ms
-    ):
+    if start is None or stop is None or _is_before(log, stop, start) or stop.time_ms < start.time_ms:
         return None
-    return (stop.time_ms - start.time_ms) / 60_000
+    began_ms = start.time_ms
+    for event in log.all(mllog.RESUMED):
+        first_ms = event.metadata.get(mllog.FIRST_RUN_START_MS)
+        if not isinstance(first_ms, int) or first_ms > start.time_ms:
+            return None
+        began_ms = first_ms
+    return (stop.time_ms - began_ms) / 60_000
 
 
 def _is_before(log: Log, one: Event, other: Event) -> bool:
@@ -228,6 +229,9 @@ def _check_resumed(log: Log) -> Iterator[Finding]:
         samples = event.metadata.get("samples_count")
         severity: Severity = "error" if log.has_target else "warning"
         what = f"the run resumed from a checkpoint after step {event.value!r:.20} ({samples!r:.20} samples)"
+        lost_s, replayed = (event.metadata.get(name) for name in ("lost_s", "replayed_samples"))
+        if isinstance(lost_s, int | float) and isinstance(replayed, int):
+            what += f"; {lost_s:.1f} s were lost, which the minutes include; {replayed:,} samples were trained again"
         yield finding("LOG-21", severity, event.line, f"{what}: the log covers only a part of the trial")
 
 

@@ -50,13 +50,18 @@ def _command(
 
 def probe(plan: Plan, *, num_nodes: int, health: bool) -> Plan:
     """Return the plan of a job that only checks its nodes and has no trials."""
-    world = dataclasses.replace(plan.world, num_nodes=num_nodes, num_ranks=num_nodes * plan.world.ranks_per_node)
-    launch = dataclasses.replace(plan.config.launch, health=health, array=False)
-    config = dataclasses.replace(plan.config, launch=launch)
+    launch = dataclasses.replace(plan.config.launch, health=health, array=False, replace_slow=False)
+    cluster = dataclasses.replace(plan.config.cluster, spare_nodes=0)
+    config = dataclasses.replace(plan.config, launch=launch, cluster=cluster)
     checks = node_commands(config, health=health)
     name = f"probe-{plan.config.cluster.name}"
     return dataclasses.replace(
-        plan, name=name, config=config, world=world, trials=[], commands=checks, walltime_min=PROBE_MIN
+        plans.on_nodes(plan, num_nodes),
+        name=name,
+        config=config,
+        trials=[],
+        commands=checks,
+        walltime_min=PROBE_MIN,
     )
 
 

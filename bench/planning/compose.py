@@ -18,7 +18,16 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Config, DataSource, Device, EngineName
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
-from bench.planning import deepspeed, described_models, gpu_detection, make_plan, model_folder, row_counts, to_prepare
+from bench.planning import (
+    avoided_nodes,
+    deepspeed,
+    described_models,
+    gpu_detection,
+    make_plan,
+    model_folder,
+    row_counts,
+    to_prepare,
+)
 from bench.planning.compose_errors import RENAMED_OPTIONS, caused_by, explained
 from bench.planning.conf_folder import CONF as CONF
 from bench.texts import counted, hydra_value
@@ -41,8 +50,12 @@ READABLE = (
 """Environment variables that a config may read by ${oc.env:NAME}: their values become part of plan and script."""
 
 
-def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
+def compose(
+    overrides: Sequence[str], *, config_dir: Path | None = None, bad_nodes: avoided_nodes.BadNodes | None = None
+) -> Plan:
     """Return the plan of a command line's overrides.
+
+    bad_nodes: as for `plan_of`.
 
     Raises:
         ConfigError: an unknown key or choice, a value of the wrong type, or an impossible request.
@@ -53,10 +66,12 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan
     places = search_path(config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = _composed([*places, *overrides])
-        return plan_of(config, [*places, *overrides], config_dir=config_dir)
+        return plan_of(config, [*places, *overrides], config_dir=config_dir, bad_nodes=bad_nodes)
 
 
-def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tuple[Plan, str]:
+def for_run(
+    overrides: Sequence[str], *, config_dir: Path | None = None, bad_nodes: avoided_nodes.BadNodes | None = None
+) -> tuple[Plan, str]:
     """Return the plan of a command line's overrides, and the text of config.yaml.
 
     Raises:
@@ -69,7 +84,8 @@ def for_run(overrides: Sequence[str], *, config_dir: Path | None = None) -> tupl
     words = [*search_path(config_dir), *overrides]
     with initialize_config_dir(str(CONF), version_base="1.3"), explained(words):
         config = _of_hydra(words)
-        return plan_of(typed(config), words, config_dir=config_dir), OmegaConf.to_yaml(config)
+        plan = plan_of(typed(config), words, config_dir=config_dir, bad_nodes=bad_nodes)
+        return plan, OmegaConf.to_yaml(config)
 
 
 def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Config:
@@ -82,17 +98,26 @@ def unplanned(overrides: Sequence[str], *, config_dir: Path | None = None) -> Co
         return _composed([*places, *overrides])
 
 
-def plan_of(config: Config, overrides: Sequence[str], *, config_dir: Path | None = None) -> Plan:
+def plan_of(
+    config: Config,
+    overrides: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    bad_nodes: avoided_nodes.BadNodes | None = None,
+) -> Plan:
     """Return the plan. Hydra must be initialized, because the base task is composed as well.
 
-    config_dir: the site's own folder, for the commands in errors.
+    config_dir: the site's own folder, for the commands in errors. bad_nodes: returns the nodes that cluster.avoid=auto
+    leaves out; without it, none is left out.
     """
+    config = avoided_nodes.resolved(config, bad_nodes)
     _check_num_hosts(config, overrides)
     config = row_counts.with_train_rows(as_planned(config), [*overrides, *to_prepare.site_words(config_dir)])
     base = None
     if config.task.training is not None and config.task.training.base is not None:
         shared = [override for override in overrides if override_key(override).split(".")[0] in FOR_BASE_TOO]
         base = _with_first_hosts(_composed([f"task={config.training.base}", *shared]))
+        base.cluster.spare_nodes = 0  # launch.replace_slow is not shared
     plan = make_plan.make(config, base)
     model_folder.check(plan)
     return plan
@@ -110,10 +135,10 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
     """Raise ConfigError if a list has more hosts than the run has nodes, unless an override sets this number.
 
     With such an override the run uses the first hosts. Without it the longer list is probably a mistake: the number is
-    the default of the cluster's file.
+    the default of the cluster's file. With cluster.avoid, the other hosts replace those that are left out.
     """
     hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
-    if len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
+    if config.cluster.avoid is None and len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
         raise ConfigError(
             f"{len(hosts)} hosts are listed, but {NUM_NODES} is {num_nodes}",
             where="cluster.hosts",

@@ -60,7 +60,9 @@ def speed_rows(result: Result) -> list[Row]:
 def _time_row(result: Result) -> Row:
     name = "run_start → run_stop (min)"
     if result.minutes is not None:
-        return name, f"{result.minutes:.2f}", "" if result.has_target else NO_TARGET
+        notes = [] if result.has_target else [NO_TARGET]
+        notes += [] if result.resumed_samples is None else ["from run_start of the first attempt, lost time included"]
+        return name, f"{result.minutes:.2f}", "; ".join(notes)
     timing_rules = ("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-21")
     return name, "", next((f.what for f in result.findings if f.rule in timing_rules), "")
 

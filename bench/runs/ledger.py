@@ -59,6 +59,8 @@ class Attempt:
     """The nonce in the first line of its log; None for attempts of versions that wrote no nonce."""
     checkpoint: int | None = None
     """The step of the newest checkpoint when it started; None if there was none."""
+    left_out: dict[str, str] | None = None
+    """The nodes of its job that were slow and not used, each with the reason; None if there was none."""
     began_ms: int | None = None
     """When it started, by the wall clock; None for attempts of earlier versions."""
     ended_ms: int | None = None
@@ -173,6 +175,7 @@ def begin(
     job: str | None = None,
     nodes: str | None = None,
     nonce: str | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> bool:
     """Start the next attempt of a trial and record its job and nodes; return False if the trial is done.
 
@@ -205,7 +208,15 @@ def begin(
             fix="raise walltime, or use nodes on which jobs are not preempted, then run `runstop resume RUN`",
         )
     nonce = nonce or new_nonce()
-    new = Attempt(outcome=Outcome.running, job=job, nodes=nodes, nonce=nonce, checkpoint=newest, began_ms=_now_ms())
+    new = Attempt(
+        outcome=Outcome.running,
+        job=job,
+        nodes=nodes,
+        nonce=nonce,
+        checkpoint=newest,
+        left_out=left_out or None,
+        began_ms=_now_ms(),
+    )
     attempts_of.save(
         folder, Binding(nonce=nonce, trial=trial.index, attempt=len(previous) + 1, plan_sha256=plan_sha256)
     )

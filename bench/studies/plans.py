@@ -18,6 +18,7 @@ from bench.contract.plan import Plan, World, fingerprint
 from bench.contract.plan_kinds import TrainingPlan, training_plan
 from bench.contract.schema import Config, Device, Precision
 from bench.errors import ConfigError
+from bench.history.avoid import bad_nodes
 from bench.planning import compose, layouts
 from bench.planning.compose_errors import InvalidValueError, UnknownChoiceError
 from bench.planning.estimates.parameters import parameters
@@ -201,7 +202,7 @@ def for_run(request: Request, arm: Arm, batch: Sequence[str], *, folder: Path, b
     overrides = request.overrides(arm, batch)
     seed = compose.unplanned(overrides, config_dir=request.config_dir).seed_base + block
     own = [f"seed_base={seed}", f"launch.folder={hydra_value(str(folder))}"]
-    plan, config_yaml = compose.for_run([*overrides, *own], config_dir=request.config_dir)
+    plan, config_yaml = compose.for_run([*overrides, *own], config_dir=request.config_dir, bad_nodes=bad_nodes)
     return plan, config_yaml
 
 
@@ -236,7 +237,8 @@ def _planned(request: Request, arm: Arm, *, inspects: bool) -> PlannedArm:
         if request.study.max_batch is not None:
             sizes = candidates(config, limit=request.study.max_batch.limit)
             batch = micro_batch_overrides(config, sizes[0])
-        plan = compose.compose(request.overrides(arm, batch), config_dir=request.config_dir)
+        words = request.overrides(arm, batch)
+        plan = compose.compose(words, config_dir=request.config_dir, bad_nodes=bad_nodes)
     except ConfigError as error:
         return PlannedArm(name=arm.name, mark=Mark.no_result, reason=error.what, runs=False, **_sizes(config))
     device, cluster = request.study.device, plan.config.cluster

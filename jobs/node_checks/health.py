@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.contract import node_facts, run_files, schema
 from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, RankRates
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, on_nodes
 from bench.errors import BenchError, ConfigError
 from jobs.node_checks import floors
 from jobs.node_checks.facts import attempt, save
@@ -34,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     folder, who, began = args.plan.resolve().parent, from_environment(), time.monotonic()
     with guard.guarded(folder / run_files.rank_error(f"health{run_files.array_task()}", who.rank)):
-        plan = plan_kinds.load(args.plan)
+        plan = with_spares(plan_kinds.load(args.plan), who)
         config = required_config(plan)
         from jobs.node_checks import rates
 
@@ -46,6 +46,13 @@ def main() -> None:
             print(floors.table(report))
         process_group.shut_down()
         require(report)
+
+
+def with_spares(plan: Plan, who: Rank) -> Plan:
+    """Return the plan for all nodes that were started: those that its trials need, and up to cluster.spare_nodes."""
+    num_nodes = who.world_size // plan.world.ranks_per_node
+    most = plan.world.num_nodes + plan.config.cluster.spare_nodes
+    return on_nodes(plan, num_nodes) if plan.world.num_nodes <= num_nodes <= most else plan
 
 
 def required_config(plan: Plan) -> schema.Health:

@@ -24,6 +24,7 @@ from bench.errors import BenchError, ConfigError
 from jobs.engines import Engine, Snapshot
 from jobs.local_sgd import groups
 from jobs.ranks import process_group
+from jobs.tasks import earlier_attempts
 
 POLL_S = 0.05
 UNFINISHED = ".part"
@@ -45,6 +46,7 @@ class Checkpoints:
         self, plan: TrainingPlan, trial: Trial, engine: Engine, run: Path, log: mllog.Writer, *, rank: int
     ) -> None:
         self._plan, self._trial, self._engine, self._log, self._rank = plan, trial, engine, log, rank
+        self._run = run
         own = groups.current()
         self._num_ranks = plan.world.num_ranks // (plan.world.groups or 1)
         self._every = plan.config.training.checkpoint_every_steps or plan.max_steps
@@ -76,6 +78,13 @@ class Checkpoints:
         if own is not None and own.rank == 0:
             own.set("resumed", self.done)
         return self.done
+
+    def restart_cost(self) -> dict[str, Any]:
+        """Return what resuming this trial has cost, for the log of rank 0; empty on other ranks."""
+        if self._rank != 0:
+            return {}
+        samples = plan_kinds.samples(self._plan, self.done)
+        return earlier_attempts.cost(self._run, self._trial, step=self.done, samples=samples)
 
     def _resume(self) -> None:
         for saved in complete(self._folder):

@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.contract import checksums, codec, mllog, run_files
 from bench.contract import plan as plans
@@ -152,7 +152,7 @@ def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
     train_rows, eval_rows = inputs.open_rows(plan, log, seed=loop.trial.seed)
     done = loop.local_sgd.rejoin(done) if loop.local_sgd is not None else done
     order = itertools.islice(rows_of.train_order(plan, loop.trial.seed), done, None)
-    pace = begin(plan, log, done, loop.alive)
+    pace = begin(plan, log, done, loop.alive, cost=loop.saving.restart_cost() if loop.saving and done else None)
     loop.times.begin(pace.end)
     step = done
     for step in range(done + 1, plan.max_steps + 1):
@@ -187,10 +187,15 @@ def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
         loop.saving.save(step)
 
 
-def begin(plan: TrainingPlan, log: mllog.Writer, done: int, alive: Alive) -> timing.Pace:
-    """Log the start of training, or that it resumes after some steps; return the Pace that times it."""
+def begin(
+    plan: TrainingPlan, log: mllog.Writer, done: int, alive: Alive, *, cost: dict[str, Any] | None = None
+) -> timing.Pace:
+    """Log the start of training, or that it resumes after some steps; return the Pace that times it.
+
+    cost: of the restart, for the log.
+    """
     if done:
-        log.event(mllog.RESUMED, done, **place(plan, done))
+        log.event(mllog.RESUMED, done, **place(plan, done), **(cost or {}))
     pace = timing.Pace(plan, log, done)
     log.start(mllog.BLOCK_START, **place(plan, done))
     alive(TRAINING, done, None)

@@ -21,7 +21,7 @@ DONE = 500
 def resumed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteLog:
     """Write steps 501 to 520: a checkpoint after 510, an evaluation and a checkpoint after 515."""
 
-    def write(**described: object) -> Path:
+    def write(cost: dict[str, object] | None = None, **described: object) -> Path:
         path, now = tmp_path / "result_0.txt", clock.turned(monkeypatch)
         with mllog.Writer(path) as log:
             log.start(mllog.INIT_START)
@@ -31,7 +31,7 @@ def resumed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteLog:
             log.stop(mllog.INIT_STOP)
             log.start(mllog.RUN_START)
             now.now_s += 3
-            log.event(mllog.RESUMED, DONE, **place(DONE))
+            log.event(mllog.RESUMED, DONE, **place(DONE), **(cost or {}))
             log.start(mllog.BLOCK_START, **place(DONE))
             for step in range(DONE + 1, DONE + 21):
                 now.now_s += STEP_S
@@ -79,6 +79,19 @@ def test_resumed_log_has_no_minutes_and_a_reason(resumed_log: WriteLog) -> None:
     assert not {"run_time", "time_to_train"} & {
         measured.name for measured in TrainingResult(result=result).measurements
     }
+
+
+def test_minutes_begin_with_the_first_attempt_and_include_the_lost_time(resumed_log: WriteLog) -> None:
+    alone = parse(resumed_log())
+    assert alone.run_start_ms is not None and alone.run_stop_ms is not None
+    first_ms = alone.run_start_ms - 600_000
+    Path(alone.file).unlink()
+    result = parse(resumed_log({mllog.FIRST_RUN_START_MS: first_ms, "lost_s": 42.25, "replayed_samples": 64}))
+    assert result.minutes == pytest.approx(10 + (alone.run_stop_ms - alone.run_start_ms) / 60_000)
+    assert "42.2 s were lost, which the minutes include; 64 samples were trained again" in result.findings[0].what
+    Path(alone.file).unlink()
+    later = parse(resumed_log({mllog.FIRST_RUN_START_MS: alone.run_start_ms + 1}))
+    assert later.minutes is None, "the first attempt cannot begin after this one"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     yield from (("env_from_secrets", one, SUBDOMAIN) for one in k.env_from_secrets)
     yield from (("networks", one, NETWORK) for one in k.networks)
     yield from (("exclude_nodes", one, VALUE) for one in k.exclude_nodes)
+    yield from (("avoid", one, VALUE) for one in plan.config.cluster.avoided)
     yield from (("capabilities", one, CAPABILITY) for one in k.capabilities)
     for one in k.tolerations:
         yield "tolerations: taint", one.taint, QUALIFIED
@@ -447,7 +448,11 @@ def offered(subject: Subject) -> Iterator[Finding | str]:
             what = f"no node has the resource {', '.join(nowhere)}, which the pods request"
         elif lacking:
             what += f"; the other nodes have too little {', '.join(lacking)}"
-        yield broken("KUB-17" if nowhere else "KUB-02", what, f"{WHERE}.resources, gpu_resource, node_selector")
+        if not nowhere and (avoided := plan.config.cluster.avoided):
+            what += f"; left out: {', '.join(f'{name} ({why})' for name, why in avoided.items())}"
+        where = f"{WHERE}.resources, gpu_resource, node_selector"
+        where += ", cluster.avoid" if plan.config.cluster.avoided else ""
+        yield broken("KUB-17" if nowhere else "KUB-02", what, where)
 
 
 def _is_candidate(node: Mapping[str, Any], plan: Plan) -> bool:
@@ -455,7 +460,7 @@ def _is_candidate(node: Mapping[str, Any], plan: Plan) -> bool:
     k, labels = names.settings(plan), node["metadata"].get("labels") or {}
     if any(labels.get(name) != value for name, value in k.node_selector.items()):
         return False
-    if node["metadata"]["name"] in k.exclude_nodes or (node.get("spec") or {}).get("unschedulable"):
+    if node["metadata"]["name"] in names.excluded(plan) or (node.get("spec") or {}).get("unschedulable"):
         return False
     tolerated = {(one.taint, one.value) for one in k.tolerations}
     taints = [t for t in (node.get("spec") or {}).get("taints") or [] if t["effect"] != "PreferNoSchedule"]

@@ -57,6 +57,11 @@ def read_id(text: str) -> JobId:
     )
 
 
+def excluded(plan: Plan) -> list[str]:
+    """Return the nodes that get no pod of the run: those of the settings, and those of cluster.avoid."""
+    return [*settings(plan).exclude_nodes, *plan.config.cluster.avoided]
+
+
 def settings(plan: Plan) -> Kubernetes:
     """Return the cluster's Kubernetes settings, or the defaults if the config has none."""
     return plan.config.cluster.kubernetes or Kubernetes()

@@ -210,7 +210,7 @@ def _affinity(plan: Plan, place: Place, further: Mapping[str, Any]) -> Object:
     if plan.world.num_nodes > 1 and place.is_alone:
         others = {"labelSelector": {"matchLabels": {names.RUN: place.name}}, "topologyKey": "kubernetes.io/hostname"}
         affinity["podAntiAffinity"] = merged({rule: [others]}, affinity.get("podAntiAffinity", {}))
-    if left_out := names.settings(plan).exclude_nodes:
+    if left_out := names.excluded(plan):
         expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": left_out}
         node = dict(affinity.get("nodeAffinity", {}))
         terms = node.get(rule, {}).get("nodeSelectorTerms", [{}])  # a node needs to match one of them

@@ -14,6 +14,7 @@ from bench.contract.cluster import Ray
 from bench.contract.plan import Plan
 from bench.contract.schema import Runtime
 from bench.errors import BenchError
+from bench.planning.avoided_nodes import too_few
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, Tier, broken
 
 PAGES = {"version": "/api/version", "nodes": "/api/v0/nodes?detail=1&limit=10000"}
@@ -98,9 +99,20 @@ def nodes(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if too few nodes of the cluster, free or busy, are large enough for the run."""
     plan, required = subject.plan, placement_group.bundle(subject.plan)
     listed = _answer(subject, "nodes")["data"]["result"]["result"]
-    alive = [node["resources_total"] for node in listed if node["state"] == "ALIVE"]
+    used = [
+        node
+        for node in listed
+        if not placement_group.is_avoided(plan, (node.get("node_name"), node.get("node_ip"), node.get("hostname")))
+    ]
+    alive = [node["resources_total"] for node in used if node["state"] == "ALIVE"]
     large, size = placement_group.num_large(alive, required), placement_group.shown(required)
     yield f"{len(alive)} nodes, {large} of them with {size}"
+    if avoided := plan.config.cluster.avoided:
+        yield f"left out: {', '.join(avoided)}"
+        if large < plan.world.num_nodes:
+            error = too_few(large, plan.world.num_nodes, avoided, where="cluster.num_nodes")
+            yield broken("RAY-03", error.what, error.where, fix=error.fix)
+            return
     if large < plan.world.num_nodes:
         what = (
             f"only {large} of {len(alive)} Ray nodes have {size}, but the run needs {plan.world.num_nodes} such nodes"

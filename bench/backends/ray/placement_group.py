@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -170,7 +170,9 @@ def reserve(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]
     import ray
     from ray.util.placement_group import placement_group
 
-    placement = placement_group([bundle(plan)] * plan.world.num_nodes, strategy="STRICT_SPREAD")
+    bundles = [bundle(plan)] * plan.world.num_nodes
+    selected = {} if (selector := _selector(plan)) is None else {"bundle_label_selector": [selector] * len(bundles)}
+    placement = placement_group(bundles, strategy="STRICT_SPREAD", **selected)
     try:
         _wait(placement, plan, say, check)
         actors = [_actor(placement, number, plan) for number in range(plan.world.num_nodes)]
@@ -185,6 +187,26 @@ def reserve(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]
         ray.util.remove_placement_group(placement)
         raise
     return Group(placement, actors, places)
+
+
+def is_avoided(plan: Plan, names: Iterable[str | None]) -> bool:
+    """Return whether cluster.avoid leaves out a Ray node that has one of these names: its host name or address."""
+    return any(name in plan.config.cluster.avoided for name in names)
+
+
+def _selector(plan: Plan) -> dict[str, str] | None:
+    """Return the label selector of Ray nodes that are not left out by cluster.avoid; None if none is left out."""
+    import ray
+
+    nodes = ray.nodes() if plan.config.cluster.avoided else []
+    avoided = [str(node["NodeID"]) for node in nodes if node["Alive"] and is_avoided(plan, _names(node))]
+    return {"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else None
+
+
+def _names(node: Mapping[str, Any]) -> list[str]:
+    """Return the names of a Ray node: its host name, alone and as `Group.names` has it, and its address."""
+    host = str(node.get("NodeManagerHostname"))
+    return [host, f"{host}-{str(node['NodeID'])[:6]}", str(node.get("NodeManagerAddress"))]
 
 
 def release(group: Group) -> None:
@@ -233,7 +255,9 @@ def _cluster_size(plan: Plan) -> str:
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return f"the cluster has {len(alive)} nodes, {num_large(alive, bundle(plan))} of them large enough"
+    left_out = ", ".join(plan.config.cluster.avoided)
+    size = f"the cluster has {len(alive)} nodes, {num_large(alive, bundle(plan))} of them large enough"
+    return f"{size}; left out: {left_out}" if left_out else size
 
 
 def num_large(nodes: Sequence[dict[str, float]], required: dict[str, float]) -> int:

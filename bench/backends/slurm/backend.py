@@ -66,6 +66,7 @@ LAPTOP = (
 LOGIN = (
     Check("configuration of Slurm", ("SLU-11",), slurm_checks.configured),
     Check("partition", ("SLU-02", "SLU-09"), slurm_checks.partition),
+    Check("nodes left out", ("SLU-02",), slurm_checks.left_out, slurm_checks.leaves_nodes_out),
     Check("GPUs", ("SLU-01", "SLU-02"), slurm_checks.gpus),
     Check("CPUs", ("SLU-02",), slurm_checks.cpus),
     Check("account and QOS", ("SLU-02",), slurm_checks.accounts),

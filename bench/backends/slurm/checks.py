@@ -18,11 +18,14 @@ from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
 from bench.contract.schema import ContainerFlags, Device, Runtime
 from bench.errors import ConfigError, SubmitError
+from bench.planning.avoided_nodes import too_few
 from bench.rules.check import Answer, CannotTellError, Finding, Severity, Subject, broken
 
 TIMEOUT_S = 15.0
 GROUP_FIELDS = "%P|%a|%l|%D|%G|%c|%m|%t|%s"
 """sinfo's format: partition, up or not, time limit, nodes, GRES, CPUs, memory (MiB), state, nodes per job."""
+NODES, NODE_FIELDS = "sinfo of nodes", "%N|%P"
+"""The query of the nodes, if some are left out, and its format: name, partition."""
 IS_OUT = re.compile(r"down|drain|drng|fail|inval|unk|.*\*$")
 """States of nodes that accept no job; * marks a node that does not respond."""
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
@@ -117,6 +120,8 @@ def run_queries(plan: Plan, script: str, arguments: Sequence[str], *, probes: Se
             "sacct": ["sacct", "--allocations", "--noheader", "--jobs=1", "--format=JobID"],
         }
         queries["sacctmgr"].append("format=Account,QOS")
+        if plan.config.cluster.avoided:
+            queries[NODES] = ["sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FIELDS}"]
         queries |= {" ".join(probe): list(probe) for probe in probes}
         answers = {name: pool.submit(client.run, argv, timeout_s=TIMEOUT_S) for name, argv in queries.items()}
     return Subject(plan, script, tuple(arguments), answers)
@@ -178,7 +183,8 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
 
 
 def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[Finding | str]:
-    requested, total = subject.plan.world.num_nodes, sum(group.num_nodes for group in available)
+    requested = subject.plan.world.num_nodes + subject.plan.config.cluster.spare_nodes
+    total = sum(group.num_nodes for group in available)
     up = sum(group.num_nodes for group in available if not group.is_out)
     yield f"{name}: {up} of {total} nodes up"
     if requested > total:
@@ -197,6 +203,33 @@ def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[F
         )
         what = f"the job requests {requested} nodes, but partition {name} requires at least {least}"
         yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
+
+
+def leaves_nodes_out(plan: Plan) -> bool:
+    """Return whether cluster.avoid leaves out nodes."""
+    return bool(plan.config.cluster.avoided)
+
+
+def left_out(subject: Subject) -> Iterator[Finding | str]:
+    """Yield the nodes to leave out that Slurm does not know, which sbatch would refuse; or that too few are left."""
+    cluster = subject.plan.config.cluster
+    avoided, num_nodes = cluster.avoided, subject.plan.world.num_nodes + cluster.spare_nodes
+    listed = [line.strip().split("|") for line in answer_to(subject, NODES).out.splitlines() if line.count("|") == 1]
+    if not listed:
+        raise CannotTellError("sinfo lists no nodes")
+    if unknown := sorted(set(avoided) - {name for name, _ in listed}):
+        kept = [name for name in avoided if name not in unknown]
+        fix = f"set cluster.avoid={f'[{chr(44).join(kept)}]' if kept else 'null'}"
+        yield broken(
+            "SLU-02", f"Slurm has no node {', '.join(unknown)}, so sbatch refuses the job", "cluster.avoid", fix=fix
+        )
+        return
+    wanted = {group.partition for group in groups(subject)}
+    left = {name for name, partition in listed if partition.rstrip("*") in wanted} - set(avoided)
+    yield f"{', '.join(avoided)}; {len(left)} nodes left"
+    if len(left) < num_nodes:
+        error = too_few(len(left), num_nodes, avoided, where="cluster.num_nodes")
+        yield broken("SLU-02", error.what, error.where, fix=error.fix)
 
 
 def gpus(subject: Subject) -> Iterator[Finding | str]:

@@ -8,6 +8,8 @@ export RUNSTOP_ARRAY_TASK=${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 end_reason=    # why this start of the job must end; empty while it may continue
 running=       # process id of the command that is running
 made_progress= # set when this start has finished work that the next start need not repeat
+used_nodes=    # the nodes that commands use, separated by commas; empty: all nodes of the job
+slow_nodes=    # the nodes that the next start of the job must not get
 
 # Run a command in the background, so that bash handles a signal at once and passes it on.
 run_watched() {
@@ -25,10 +27,10 @@ run_watched() {
 }
 
 run_srun() { run_watched env "${rank_environment[@]}" srun "${srun_options[@]}" --chdir="$run" "$@"; }
-on_each_node() { run_srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside the container
+on_each_node() { run_srun ${used_nodes:+--nodelist="$used_nodes"} --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$@"; } # outside the container
 in_container() { run_srun ${container[@]+"${container[@]}"} "$@"; } # without a container if the plan has none
-on_one_rank() { in_container --nodes=1 --ntasks=1 --ntasks-per-node=1 ${in_image[@]+"${in_image[@]}"} "$@"; }
-on_all_ranks() { in_container --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "$@"; }
+on_one_rank() { in_container ${used_nodes:+--nodelist="${used_nodes%%,*}"} --nodes=1 --ntasks=1 --ntasks-per-node=1 ${in_image[@]+"${in_image[@]}"} "$@"; }
+on_all_ranks() { in_container ${used_nodes:+--nodelist="$used_nodes"} --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" --kill-on-bad-exit=1 "$@"; }
 between_commands() { on_one_rank "$python" -m bench.driver.between_commands "$run" "$@"; }
 
 run_plan_command() { # LABEL SRUN_OPTION...: run a command of the plan on every rank
@@ -111,11 +113,30 @@ stop_early() {
   [[ -n $made_progress || $end_reason != SLU-07* ]] || finish 1 "$end_reason, and this start of the job has finished nothing"
   record_interruption "$end_reason"
   remove_container
-  if scontrol requeue "$job"; then
+  if requeue; then
     sleep 600 &
     wait
   fi
   finish 1 "$end_reason; Slurm did not requeue this job"
+}
+
+requeue() { # a job may be changed only while it waits; the signal that ends this script must not come in between
+  [[ -n $slow_nodes ]] || {
+    scontrol requeue "$job"
+    return
+  }
+  trap '' TERM
+  scontrol requeuehold "$job" || return 1
+  scontrol update JobId="$job" ExcNodeList="$(excluded_nodes)" || echo "Slurm may give this job the node $slow_nodes again"
+  scontrol release "$job"
+  trap 'exit 143' TERM
+}
+
+excluded_nodes() { # those that the job excludes already, and the slow ones
+  local excluded=
+  [[ ! $(scontrol --oneliner show job "$job" 2>/dev/null) =~ \ ExcNodeList=([^\ ]+) ]] || excluded=${BASH_REMATCH[1]}
+  [[ $excluded != "(null)" ]] || excluded=
+  echo "${excluded:+$excluded,}$slow_nodes"
 }
 
 record_interruption() { # REASON: for the ledger, which then moves the files of this attempt to attempts/
@@ -257,7 +278,7 @@ run_trial() { # NUMBER [TRY]: if the rendezvous port is in use, the trial is tri
   [[ -z $end_reason ]] || stop_early
   read -r nonce </proc/sys/kernel/random/uuid
   export RUNSTOP_ATTEMPT=${nonce//-/} # names this attempt to its ranks, and determines their port
-  between_commands begin "$1" --job "$job" --nodes "$SLURM_JOB_NODELIST" --nonce "$RUNSTOP_ATTEMPT" || code=$?
+  between_commands begin "$1" --job "$job" --nodes "${used_nodes:-$SLURM_JOB_NODELIST}" --nonce "$RUNSTOP_ATTEMPT" || code=$?
   ((code != 3)) || return 0 # it has its result already
   require "opening trial $1" test "$code" -eq 0
   [[ -z ${drop_command[*]-} ]] || require "dropping caches" drop_caches "$1"
@@ -270,6 +291,11 @@ run_trial() { # NUMBER [TRY]: if the rendezvous port is in use, the trial is tri
     run_trial "$1" "$((try + 1))"
     return
   fi
+  if ((code)) && [[ -z $end_reason ]] && use_spare "$file" "$before"; then
+    record_interruption "$lost_why; the next attempt uses a spare node"
+    run_trial "$1"
+    return
+  fi
   require "trial $1" fail_with "$code"
   made_progress=1
   between_commands judge "$1" || true # if this fails, `close` judges the trial
@@ -277,6 +303,37 @@ run_trial() { # NUMBER [TRY]: if the rendezvous port is in use, the trial is tri
 }
 
 fail_with() { return "$1"; }
+
+# With spare nodes: after a trial was cut short because a node failed or a rank was killed, choose other nodes.
+use_spare() { # FILE SIZE: the output of the trial, and its size before the trial
+  [[ -n $nodes_of_trial && -n $used_nodes && -d $run ]] || return 1
+  lost_nodes=$(failed_nodes)
+  lost_why="SLU-09: Slurm has marked $lost_nodes as down"
+  if [[ -z $lost_nodes ]]; then
+    lost_nodes=$(tail -c "+$(($2 + 1))" -- "$1" | sed -nE 's/^srun: error: ([[:alnum:]_.-]+): tasks? [0-9,-]+: (Out Of Memory|Killed)( .*)?$/\1/p' | head -n 1)
+    lost_why="RUN-02: a rank was killed on $lost_nodes"
+  fi
+  [[ -n $lost_nodes && -z $end_reason ]] || return 1
+  [[ $lost_why != SLU-09* ]] || srun_options+=(--overlap --mem=0) # Slurm keeps the resources of a step that had a failed node
+  forget_node "$lost_nodes"
+  between_commands spare --job "$job" --lost "$lost_nodes" --why "$lost_why" || return 1
+  used_nodes=$(<"$used_nodes_file")
+  echo "$(date '+%F %T') $lost_why; the next attempt of the trial uses $used_nodes"
+  before_trial node_facts
+}
+
+failed_nodes() { # the used nodes that Slurm has removed from this job, separated by commas
+  local node left failed=
+  left=$(squeue --noheader --jobs="$job" --format=%N) && left=$(scontrol show hostnames "$left") && [[ -n $left ]] || return 0
+  for node in ${used_nodes//,/ }; do grep -qxF -- "$node" <<<"$left" || failed+=${failed:+,}$node; done
+  echo "$failed"
+}
+
+forget_node() { # NODES: use only others for the commands between trials, which need one node that responds
+  local node others=
+  for node in ${used_nodes//,/ }; do [[ ,$1, == *,$node,* ]] || others+=${others:+,}$node; done
+  used_nodes=${others:-$used_nodes}
+}
 
 is_prepared() {
   local path
@@ -290,9 +347,41 @@ before_trial() { # LABEL: run a command that the plan has before its trials
       require "$1" prepare
       made_progress=1
       ;;
+    node_check)
+      if [[ -n $nodes_of_trial ]]; then check_and_replace; else require "node check" run_plan_command node_check; fi
+      ;;
     *) require "${1//_/ }" run_plan_command "$1" ;;
   esac
-  [[ $1 != node_facts ]] || require "checking the node facts" between_commands check
+  [[ $1 != node_facts ]] || require "checking the node facts" between_commands check --nodes "$nodes"
+}
+
+# With launch.replace_slow: check the nodes until all that are left are fast, leave out those that are slow, and use as
+# many as a trial needs. If too few are left, Slurm starts the job again without the slow ones.
+check_and_replace() {
+  local check=0 code=0 left
+  run_plan_command node_check || check=$?
+  [[ -z $end_reason ]] || stop_early
+  between_commands replace --job "$job" --exit-code "$check" || code=$?
+  [[ -z $end_reason ]] || stop_early
+  case $code in
+    0) # all are fast
+      used_nodes=$(<"$used_nodes_file") nodes=$nodes_of_trial
+      ((nodes == SLURM_JOB_NUM_NODES)) || before_trial node_facts
+      ;;
+    4) # the others are enough
+      used_nodes=$(<"$used_nodes_file")
+      IFS=, read -ra left <<<"$used_nodes"
+      nodes=${#left[@]}
+      check_and_replace
+      ;;
+    5) # the others are too few
+      slow_nodes=$(<"$used_nodes_file")
+      ((restarts + 1 < max_starts)) || finish "$check" "node check failed: slow nodes were left out in $max_starts starts of this job"
+      end_reason="NCC-04: slow, so that the job is requeued without it: $slow_nodes"
+      stop_early
+      ;;
+    *) require "node check" fail_with "$((check ? check : code))" ;;
+  esac
 }
 
 prepare() { # if the rendezvous port is in use, try again with another port

@@ -37,6 +37,7 @@ FILES = {
     "owner": run_files.OWNER,
     "reserve": run_files.DISK_RESERVE,
     "interrupted": run_files.interrupted("*"),
+    "used_nodes": run_files.USED_NODES,
     "rank_logs": run_files.RANK_LOGS,
     "output": run_files.output("*"),
     "caches": run_files.caches("*"),
@@ -59,12 +60,14 @@ def resources(plan: Plan) -> list[str]:
     slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
     return [
         *_directive("partition", slurm.partition),
-        *_directive("nodes", w.num_nodes),
+        *_directive("nodes", w.num_nodes + plan.config.cluster.spare_nodes),
         *_directive("ntasks-per-node", w.ranks_per_node),
         *_directive("cpus-per-task", slurm.cpus_per_rank),
         *_gpus(slurm, plans.gpus_per_node(plan)),
         *_directive("exclusive", slurm.exclusive),
         *_directive("mem", 0 if slurm.exclusive else None),
+        *_directive("no-kill", bool(plan.config.cluster.spare_nodes)),
+        *_directive("exclude", ",".join(plan.config.cluster.avoided) or None),
     ]
 
 
@@ -187,7 +190,9 @@ def settings(plan: Plan) -> list[str]:
         *(f': "${{{name}:?is not set: export it and submit again}}"' for name in variables(plan)),
         "",
         f"name={_shell_word(plan.name)}",
-        f"nodes={w.num_nodes:d}",
+        f"nodes={w.num_nodes + c.cluster.spare_nodes:d}",
+        f"nodes_of_trial={f'{w.num_nodes:d}' if launch.replace_slow else ''}",
+        f"max_starts={launch.attempts:d}",
         f"ranks_per_node={w.ranks_per_node:d}",
         f'trials="{trials}"',
         f"trial_min=${{RUNSTOP_WALLTIME:-${{BENCH_WALLTIME:-{c.walltime or 0:d}}}}}",
@@ -391,8 +396,15 @@ def sbatch_arguments(plan: Plan, folder: Path, *, is_array: bool = False) -> lis
     return [
         *_accounting(plan),
         f"--output={str(folder).replace('%', '%%')}/{out}",
-        *(plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []),
+        *_own_arguments(plan),
     ]
+
+
+def _own_arguments(plan: Plan) -> list[str]:
+    """Return the user's arguments; sbatch would take their --exclude instead of the script's, so it gets both."""
+    own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
+    avoided = plan.config.cluster.avoided
+    return [",".join([one, *avoided]) if avoided and one.startswith("--exclude=") else one for one in own]
 
 
 def _accounting(plan: Plan) -> list[str]:

@@ -15,6 +15,7 @@ from bench.planning import program, replicas
 from bench.planning.checks import experts, generation, local_sgd, ranges, texts
 from bench.planning.commands import walltime_min
 
+MAX_SPARES = 64
 _CURRENCY = re.compile("[A-Z]{3}")
 
 
@@ -27,6 +28,7 @@ def check(config: Config) -> None:
     _check_family(config)
     _check_positions(config)
     _check_cluster(config)
+    _check_spares(config)
     _check_walltime(config)
     generation.check_sharing(config)
     local_sgd.check(config)
@@ -158,6 +160,43 @@ def _check_cluster(config: Config) -> None:
     if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
         what, fix = "the GPU of this cluster is not set", "set cluster.gpu: the name, memory and peak rates of the GPU"
         raise ConfigError(what, where="cluster.gpu", fix=fix)
+
+
+def _check_spares(config: Config) -> None:
+    """Refuse spare nodes, and the replacement of slow nodes, where nothing would use them."""
+    c, launch = config.cluster, config.launch
+    if not 0 <= c.spare_nodes <= MAX_SPARES:
+        raise ConfigError(
+            f"cluster.spare_nodes is {c.spare_nodes}, but must be 0 to {MAX_SPARES}",
+            where="cluster.spare_nodes",
+            fix="set cluster.spare_nodes to the number of nodes that may be slow",
+        )
+    if c.spare_nodes and not launch.replace_slow:
+        raise ConfigError(
+            f"the job would have {c.spare_nodes} spare nodes, but nothing would use them",
+            where="cluster.spare_nodes, launch.replace_slow",
+            fix="set launch.replace_slow=true, or cluster.spare_nodes=0",
+        )
+    if not launch.replace_slow:
+        return
+    if c.backend is not BackendName.slurm:
+        raise ConfigError(
+            f"slow nodes are replaced on Slurm only, but the backend is {c.backend.name}",
+            where="launch.replace_slow",
+            fix="set launch.replace_slow=false; cluster.avoid=auto leaves out the slow nodes of earlier runs",
+        )
+    if c.health is None or not launch.health or c.health.busbw_gbs is None:
+        raise ConfigError(
+            "slow nodes are found only if the node check runs and the all-reduce has a floor",
+            where="launch.replace_slow, launch.health, cluster.health.busbw_gbs",
+            fix="set launch.health=true and cluster.health.busbw_gbs, or launch.replace_slow=false",
+        )
+    if launch.array:
+        raise ConfigError(
+            "the tasks of a job array share a run folder, so that slow nodes cannot be replaced",
+            where="launch.replace_slow, launch.array",
+            fix="set launch.array=false",
+        )
 
 
 def _check_gpu_precision(config: Config) -> None:

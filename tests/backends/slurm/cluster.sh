@@ -12,6 +12,7 @@
 #
 # Environment, the same for every command:  RUNSTOP_SLURM_DIR        its state and logs (/tmp/runstop-slurm)
 #                                        RUNSTOP_SLURM_PORTS      first of four ports on 127.0.0.1 (17800)
+#                                        RUNSTOP_SLURM_NODES      how many nodes, dgx-0 and so on (2); one port for each
 # read by up when it starts a cluster:   RUNSTOP_SLURM_PLUGSTACK  a line of plugstack.conf: required /path/spank_pyxis.so
 #                                        RUNSTOP_SLURM_EXTRA      lines at the end of slurm.conf, which override earlier ones
 set -euo pipefail
@@ -25,7 +26,9 @@ done
 DIR=${RUNSTOP_SLURM_DIR:-/tmp/runstop-slurm}
 PORT=${RUNSTOP_SLURM_PORTS:-17800}
 DAEMONS=(munged mariadbd slurmdbd slurmctld)
-NODES=(dgx-0 dgx-1)
+NUM_NODES=${RUNSTOP_SLURM_NODES:-2}
+[[ $NUM_NODES =~ ^[1-9]$ ]] || { echo "cluster.sh: RUNSTOP_SLURM_NODES must be 1 to 9: '$NUM_NODES'" >&2; exit 1; }
+mapfile -t NODES < <(seq -f 'dgx-%g' 0 $((NUM_NODES - 1)))
 PACKAGES=(munge mariadb-server-core slurmdbd slurmctld slurmd slurm-client)
 SELF=$(realpath "$0")
 PATH=$PATH:/usr/sbin:/sbin
@@ -209,7 +212,7 @@ enter() {  # VERB: lock the directory, so that one verb at a time works on it
   [[ $DIR =~ ^(/[A-Za-z0-9._-]+)+$ && ${#DIR} -le 80 ]] || fail "RUNSTOP_SLURM_DIR must be absolute and plain: '$DIR'"
   [[ $PORT =~ ^[0-9]{4,5}$ ]] || fail "RUNSTOP_SLURM_PORTS must be a port: '$PORT'"
   if [[ $1 == up && -z $(ls -A "$DIR" 2>/dev/null) ]]; then
-    mkdir -p "$DIR"/{log,run,dev,spool/dgx-{0,1},state,db}
+    mkdir -p "$DIR"/{log,run,dev,spool,state,db} "${NODES[@]/#/$DIR/spool/}"
     chmod 755 "$DIR" && chmod 700 "$DIR/db" && : >"$DIR/.runstop-slurm"
   fi
   [[ $1 != down || -e $DIR ]] || exit 0

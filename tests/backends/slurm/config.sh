@@ -2,11 +2,11 @@
 # Writes the configuration of cluster.sh's Slurm. cluster.sh sources this file and sets DIR, PORT and NODES.
 
 write_config() {
-  local host gpu
+  local host gpu node
   host=$(uname -n | cut -d. -f1)
   # A GPU needs a device file, or Slurm counts none and sets no CUDA_VISIBLE_DEVICES; a link to /dev/null works.
   for gpu in {0..7}; do ln -sfn /dev/null "$DIR/dev/nvidia$gpu"; done
-  echo "NodeName=dgx-[0-1] Name=gpu Type=h100 File=$DIR/dev/nvidia[0-7] Flags=nvidia_gpu_env" >"$DIR/gres.conf"
+  echo "NodeName=dgx-[0-$((${#NODES[@]} - 1))] Name=gpu Type=h100 File=$DIR/dev/nvidia[0-7] Flags=nvidia_gpu_env" >"$DIR/gres.conf"
   echo "${RUNSTOP_SLURM_PLUGSTACK:-}" >"$DIR/plugstack.conf"
   printf '127.0.0.1 %s\n' localhost "$host" "${NODES[@]}" >"$DIR/hosts"
   cat >"$DIR/slurm.conf" <<CONF
@@ -35,8 +35,7 @@ MinJobAge=3600
 # The nodes claim more than this machine has.
 SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=64 SocketsPerBoard=2 CoresPerSocket=32 RealMemory=1000000 Gres=gpu:h100:8
-NodeName=dgx-0 NodeHostname=dgx-0 NodeAddr=127.0.0.1 Port=$((PORT + 2))
-NodeName=dgx-1 NodeHostname=dgx-1 NodeAddr=127.0.0.1 Port=$((PORT + 3))
+$(for node in "${NODES[@]}"; do echo "NodeName=$node NodeHostname=$node NodeAddr=127.0.0.1 Port=$((PORT + 2 + ${node#dgx-}))"; done)
 PartitionName=DEFAULT Nodes=ALL DefaultTime=10 MaxTime=24:00:00
 PartitionName=batch Default=YES PriorityTier=10
 PartitionName=low PriorityTier=1

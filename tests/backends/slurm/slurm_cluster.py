@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "cluster.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Two nodes, dgx-0 and dgx-1, of 8 GPUs each; partitions batch and low, account test.
+    """Two or more nodes, dgx-0, dgx-1, …, of 8 GPUs each; partitions batch and low, account test.
 
     `env` is the environment of the login node; `folder` has Slurm's configuration and logs.
     """
@@ -89,10 +89,10 @@ class Cluster:
 
 
 @contextmanager
-def running() -> Iterator[Cluster]:
+def running(*, num_nodes: int = 2) -> Iterator[Cluster]:
     """Boot a cluster in a separate folder for the duration of the block."""
     folder = Path(tempfile.mkdtemp(prefix="runstop-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need a short path
-    booted = describe(folder)
+    booted = describe(folder, num_nodes=num_nodes)
     try:
         booted.boot()
         yield booted
@@ -113,11 +113,12 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
         subprocess.run(["umount", folder], check=True)
 
 
-def describe(folder: Path) -> Cluster:
+def describe(folder: Path, *, num_nodes: int = 2) -> Cluster:
     """Return a cluster that `boot` starts in `folder`, on ports that are free now."""
     removed = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "RUNSTOP_SLURM_DIR", "RUNSTOP_SLURM_PORTS")
     env = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
-    env |= {"RUNSTOP_SLURM_DIR": str(folder), "RUNSTOP_SLURM_PORTS": str(free_ports(4))}
+    env |= {"RUNSTOP_SLURM_DIR": str(folder), "RUNSTOP_SLURM_PORTS": str(free_ports(2 + num_nodes))}
+    env["RUNSTOP_SLURM_NODES"] = str(num_nodes)
     return Cluster(folder=folder, env=env | {"SLURM_CONF": f"{folder}/slurm.conf"})
 
 

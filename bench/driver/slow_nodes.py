@@ -1,0 +1,112 @@
+"""Leave out slow and lost nodes (launch.replace_slow), and choose those that the trials use.
+
+left_out.json keeps the nodes that were left out. `.nodes` passes names to the batch script.
+"""
+
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from bench import masked_json
+from bench.contract import atomic_files, node_facts, regular_files, run_files
+from bench.contract.node_facts import Health
+from bench.contract.plan import Plan
+from bench.contract.run_files import LEFT_OUT, USED_NODES
+
+
+class Chosen(IntEnum):
+    """What the batch script does next: the exit code of `replace`."""
+
+    trials = 0
+    """Run the trials on the nodes in `.nodes`: they have passed the check."""
+    failed = 1
+    """End the job: the check failed, and no node is the cause."""
+    check_again = 4
+    """Check the nodes in `.nodes`: without the slow ones, enough are left."""
+    start_again = 5
+    """Start the job again without the nodes in `.nodes`, which are slow: without them, too few are left."""
+
+
+def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
+    """Write the nodes to use next into `.nodes`, after a node check of all nodes that are not left out."""
+    report = _report(run)
+    if report is None:
+        return Chosen.failed
+    names = [node.node for node in report.nodes]
+    if check_passed:
+        _write(run, names[: plan.world.num_nodes])
+        if plan.config.cluster.spare_nodes:  # the nodes of the trials collect theirs again
+            for facts in (run / run_files.FACTS).glob("rank_*.json"):
+                facts.unlink()
+        return Chosen.trials
+    slow = [name for name in names if name in report.slow_nodes]
+    if not slow:
+        return Chosen.failed
+    _record(run, report, slow, job=job)
+    for error in run.glob(run_files.rank_error("health", "*")):  # else `why` would blame them for a later failure
+        error.unlink()
+    (run / run_files.HEALTH).rename(_kept(run))  # the next check writes its own
+    left = [name for name in names if name not in slow]
+    enough = len(left) >= plan.world.num_nodes
+    _write(run, left if enough else slow)
+    return Chosen.check_again if enough else Chosen.start_again
+
+
+def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str) -> Chosen:
+    """Write the nodes for the next attempt of a trial into `.nodes`: those that passed the check, without lost ones."""
+    report = _report(run)
+    if report is None:
+        return Chosen.failed
+    entries = _entries(run)
+    for name in lost:
+        entries[name] = {"why": why, "time_ms": time.time_ns() // 1_000_000, "job": job}
+    masked_json.write(run / LEFT_OUT, entries)
+    left = [node.node for node in report.nodes if entries.get(node.node, {}).get("job") != job]
+    if len(left) < plan.world.num_nodes:
+        return Chosen.failed
+    _write(run, left[: plan.world.num_nodes])
+    return Chosen.trials
+
+
+def left_out(run: Path, job: str) -> dict[str, str]:
+    """Return the nodes that were left out in a job, each with the reason."""
+    return {name: str(entry.get("why")) for name, entry in _entries(run).items() if entry.get("job") == job}
+
+
+def _report(run: Path) -> Health | None:
+    try:
+        return node_facts.loads(regular_files.read_text(run / run_files.HEALTH), Health)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _kept(run: Path) -> Path:
+    """Return the file to which a check that found slow nodes is moved; the history of the nodes reads it."""
+    paths = (run / run_files.health(f"_before_{number}") for number in range(1, 10_000))
+    return next(path for path in paths if not path.exists())
+
+
+def _record(run: Path, report: Health, slow: list[str], *, job: str) -> None:
+    entries = _entries(run)
+    for name in slow:
+        about = [one for one in report.findings if name in (*one.where.split(", "), one.where.partition(",")[0])]
+        finding = next(iter([*about, *report.findings]), None)
+        entries[name] = {
+            "why": f"{finding.rule}: {finding.what}" if finding else "slow",
+            "time_ms": report.time_ms,
+            "job": job,
+        }
+    masked_json.write(run / LEFT_OUT, entries)
+    for name in slow:
+        print(f"{time.strftime('%F %T')} {name} is slow and is left out: {entries[name]['why']}", flush=True)
+
+
+def _entries(run: Path) -> dict[str, dict[str, Any]]:
+    content = atomic_files.read_object(run / LEFT_OUT)
+    return {str(name): entry for name, entry in content.items() if isinstance(entry, dict)}
+
+
+def _write(run: Path, names: list[str]) -> None:
+    atomic_files.write_text(run / USED_NODES, ",".join(names) + "\n")

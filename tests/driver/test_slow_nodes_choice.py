@@ -1,0 +1,100 @@
+"""The choice of nodes after a node check: leave out the slow ones, and use as many as a trial needs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.contract import node_facts, plan_kinds
+from bench.contract.node_facts import AllReduceRate, Health, Search, SlowPart
+from bench.contract.plan import Plan
+from bench.driver import between_commands, slow_nodes
+from bench.driver.slow_nodes import Chosen
+from bench.errors import ConfigError
+from bench.planning.compose import compose
+from bench.runs import ledger
+from helpers.nodes import health_report
+from jobs.node_checks.floors import judged
+
+SLURM = ("task=lora_tiny", "cluster=slurm_test", "cluster.health.busbw_gbs=300", "launch.replace_slow=true")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    plan = planned()
+    (tmp_path / "rank_logs").mkdir()
+    (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
+    ledger.create(tmp_path, plan)
+    return tmp_path
+
+
+def planned(*words: str) -> Plan:
+    return compose([*SLURM, "cluster.num_nodes=2", "cluster.spare_nodes=1", *words])
+
+
+def check(run: Path, *names: str, slow: str = "") -> Health:
+    """Write the result of a node check of these nodes, of which one slows the all-reduce."""
+    whole = health_report(time_ms=7)
+    report = replace(
+        whole,
+        nodes=tuple(node for node in whole.nodes if node.node in names),
+        ranks=tuple(rank for rank in whole.ranks if rank.node in names),
+    )
+    if slow:
+        search = Search(3, 1.0, True, 0.99, (SlowPart("nic", (slow,), 0, 0.99),), (slow,), 350.0)
+        report = replace(report, allreduce=(AllReduceRate(124, 1.0, 20.0),), search=search)
+    (run / "health.json").write_text(node_facts.dumps(judged(report)))
+    return report
+
+
+def choose(run: Path, plan: Plan, *, passed: bool) -> tuple[Chosen, str]:
+    chosen = slow_nodes.choose(run, plan, job="5", check_passed=passed)
+    nodes = run / ".nodes"
+    return chosen, nodes.read_text().strip() if nodes.exists() else ""
+
+
+def test_a_slow_node_is_replaced_by_the_spare_and_the_ledger_says_why(run: Path) -> None:
+    plan = planned()
+    check(run, "dgx-0", "dgx-1", "dgx-2", slow="dgx-1")
+    (run / "rank_logs/health_rank_0.error").write_text("{}")
+    assert choose(run, plan, passed=False) == (Chosen.check_again, "dgx-0,dgx-2")
+    assert not (run / "rank_logs/health_rank_0.error").exists() and (run / "health_before_1.json").exists()
+    check(run, "dgx-0", "dgx-2")
+    assert choose(run, plan, passed=True) == (Chosen.trials, "dgx-0,dgx-2")
+    between_commands.begin_trial(run, plan, plan.trials[0], job="5", nodes="dgx-0,dgx-2")
+    (attempt,) = ledger.read(run)[0].attempts
+    assert attempt.left_out is not None and list(attempt.left_out) == ["dgx-1"]
+    assert attempt.left_out["dgx-1"].startswith("NCC-04: all ranks together reach 20 GB/s")
+    assert slow_nodes.left_out(run, "6") == {}, "another job checks the node again"
+
+
+def test_unused_spares_are_not_used(run: Path) -> None:
+    check(run, "dgx-0", "dgx-1", "dgx-2")
+    assert choose(run, planned(), passed=True) == (Chosen.trials, "dgx-0,dgx-1")
+
+
+def test_with_too_few_nodes_the_job_starts_again_without_the_slow_one(run: Path) -> None:
+    check(run, "dgx-0", "dgx-1", slow="dgx-1")
+    assert choose(run, planned("cluster.spare_nodes=0"), passed=False) == (Chosen.start_again, "dgx-1")
+
+
+def test_a_check_that_names_no_node_ends_the_job(run: Path) -> None:
+    check(run, "dgx-0", "dgx-1", "dgx-2")
+    assert choose(run, planned(), passed=False) == (Chosen.failed, "")
+    (run / "health.json").write_text("{")
+    assert choose(run, planned(), passed=False) == (Chosen.failed, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("launch.replace_slow=false",), "1 spare nodes, but nothing would use them"),
+        (("launch.health=false",), "only if the node check runs and the all-reduce has a floor"),
+        (("cluster.health.busbw_gbs=null",), "only if the node check runs and the all-reduce has a floor"),
+        (("launch.array=true",), "the tasks of a job array share a run folder"),
+        (("cluster.spare_nodes=-1",), "must be 0 to 64"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(words: tuple[str, ...], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        planned(*words)
