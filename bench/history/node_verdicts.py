@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from bench import diagnosis
-from bench.contract import atomic_files, node_facts, regular_files, run_files
+from bench.contract import atomic_files, mllog, node_facts, regular_files, run_files
 from bench.contract.node_facts import HEALTHY, Health
 from bench.contract.plan import Plan
 from bench.diagnosis import log_scan
@@ -26,8 +26,8 @@ OF_A_NODE = ("HW-01", "HW-02", "HW-04", "NCC-03", "SLU-09", "KUB-13", "RAY-04", 
 """Rules of failures that a node causes; evidence of other rules may name a node that is only affected."""
 READ = ("health*.json", run_files.STATUS, run_files.LEFT_OUT, "facts*")
 """What is read besides the ledger, the plan and the logs, as globs."""
-SLOW_RANKS, _SLOW_RANK = "slow_ranks", "RUN-26"
-"""The key of a log's records about ranks that were slower than others in training, and their rule."""
+_SLOW_RANK = "RUN-26"
+"""The rule of ranks that were slower than others in training."""
 _ENDED_EARLY = (Ending.failed, Ending.interrupted)
 _OF_THE_JOB = re.compile(r"\bCANCELLED AT\b")
 """Slurm's message about a whole job, which names its first node and not the one that failed."""
@@ -125,7 +125,7 @@ def _slow_in_training(folder: Path, plan: Plan, backend: str) -> Iterator[NodeVe
         with suppress(OSError, UnicodeDecodeError):
             text = regular_files.read_text(folder / trial.log)
         for line in text.splitlines():
-            if f'"key": "{SLOW_RANKS}"' not in line:
+            if f'"key": "{mllog.SLOW_RANKS}"' not in line:
                 continue
             with suppress(ValueError, TypeError, KeyError, AttributeError):
                 record = json.loads(line.partition(":::MLLOG ")[2])

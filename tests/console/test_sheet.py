@@ -104,7 +104,7 @@ def test_every_evaluation_of_a_usual_run_is_listed(written_log: MakeLog) -> None
     losses = tuple(0.99 - n / 1000 for n in range(20))
     text = table_text(written_log(evals=losses, name="usual.txt"))
     listed = ", ".join(f"{loss:.4f} at {1152 + 384 * n:,} samples" for n, loss in enumerate(losses, 1))
-    assert row(text, "evaluations").endswith(f"each; {listed}")
+    assert row(text, "evaluations").endswith(f"; {listed}")
     many = table_text(written_log(evals=tuple(0.99 - n / 1000 for n in range(50)), name="many.txt"))
     assert ", 10 more, " in row(many, "evaluations")
 

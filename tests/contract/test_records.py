@@ -13,9 +13,10 @@ FOLLOWING = {
     *("Progress", "Watched", "Curves", "Gpus", "FollowedTrial", "FollowedRun"),
     *("Drive", "Member", "Node", "Interruption", "Runners", "DriverJob"),
     *("Live", "Reports", "Listing"),
+    *("_Attempt", "_Clock"),
 }
-"""These follow a log, record by record, the nodes of a run, or the runs of the dashboard, and change."""
-CACHING = {"Subject", "Trials"}
+"""These follow a log, record by record, the nodes of a run, the runs of the dashboard, or attempts, and change."""
+CACHING = {"Subject", "Trials", "Repository"}
 """These keep what they have worked out, for which slots have no place."""
 
 

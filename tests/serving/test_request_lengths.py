@@ -159,7 +159,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, kind: str, text: str) -> None:
         ((*STATED, "task.serving.lengths.prompt.mean=700"), "the mean is 700, but must be within the limits, 2 to 600"),
         ((*STATED, "task.serving.lengths.prompt.min=0"), "the limits are 0 and 600"),
         ((*STATED, "task.serving.lengths.answer.sigma=-1"), "sigma is -1"),
-        ((*STATED, "task.serving.requests=20000", "trials=3"), "the plan contains their lengths, of at most 50,000"),
+        ((*STATED, "task.serving.requests=20000", "trials=3"), "a plan can contain the lengths of at most 50,000 requests"),
     ],
 )
 def test_wrong_lengths_are_refused(words: tuple[str, ...], what: str) -> None:
@@ -170,6 +170,7 @@ def test_wrong_lengths_are_refused(words: tuple[str, ...], what: str) -> None:
 def test_a_request_may_fill_the_context_and_a_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert serving.planned(*STATED, "task.serving.lengths.prompt.max=724").lengths is not None, "1,024 with the answer"
     path = file_of(tmp_path, "csv")
-    monkeypatch.setattr(request_lengths, "MOST_BYTES", path.stat().st_size - 1)
+    small = replace(request_lengths.FILE, max_bytes=path.stat().st_size - 1)
+    monkeypatch.setattr(request_lengths, "FILE", small)
     with pytest.raises(ConfigError, match="the file of lengths has [0-9]+ bytes, but at most"):
         serving.planned(f"task.serving.lengths.file={path}")
