@@ -159,7 +159,10 @@ def test_a_wrong_file_is_refused(tmp_path: Path, kind: str, text: str) -> None:
         ((*STATED, "task.serving.lengths.prompt.mean=700"), "the mean is 700, but must be within the limits, 2 to 600"),
         ((*STATED, "task.serving.lengths.prompt.min=0"), "the limits are 0 and 600"),
         ((*STATED, "task.serving.lengths.answer.sigma=-1"), "sigma is -1"),
-        ((*STATED, "task.serving.requests=20000", "trials=3"), "a plan can contain the lengths of at most 50,000 requests"),
+        (
+            (*STATED, "task.serving.requests=20000", "trials=3"),
+            "a plan can contain the lengths of at most 50,000 requests",
+        ),
     ],
 )
 def test_wrong_lengths_are_refused(words: tuple[str, ...], what: str) -> None:
