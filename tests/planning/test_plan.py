@@ -223,7 +223,7 @@ REFUSED = {
     "model.num_layers=0": "model.num_layers is 0, but must be a positive number",
     "model.num_query_groups=3": "hidden_size is 128, .* num_query_groups is 3, but",
     "task.training.lora=null": "trains is lora, but task.training.lora is null",
-    "cluster.ranks_per_node=7 recipe.global_batch_size=7": "in the task pretrain_tiny, which trains the base checkpoint",
+    "cluster.ranks_per_node=7 recipe.global_batch_size=7": "in the task pretrain_tiny, which trains the base",
     "model=null": "a config group accepts only one choice",
     "~trials": "the required key trials was deleted",
     "task.training.trains=qlora": "trains=qlora needs precision bf16, but precision is fp32",
