@@ -36,7 +36,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/launch.yaml").write_text(CONFIG)
 
-    def plan_of(config: Any, overrides: list[str], *, config_dir: Path | None) -> Plan:
+    def plan_of(config: Any, overrides: list[str], *, config_dir: Path | None, bad_nodes: Any) -> Plan:
         if config.seed_base == 3:
             raise ConfigError(f"no plan with {overrides}", where="w", fix="f")
         named = replace(plan, name=f"seed {config.seed_base}")
