@@ -38,8 +38,8 @@ def test_a_run_over_two_nodes_is_followed_to_its_verdict(user: RayUser) -> None:
 @pytest.mark.slow
 def test_the_doctor_checks_version_node_sizes_and_one_node(user: RayUser) -> None:
     checked = user.types("doctor", *SHORT_RUN, "--tier", "canary").stdout
-    assert "version: fine  Ray 2." in checked and "nodes: fine  2 nodes, 2 of them with CPU: 2" in checked
-    assert "one node, inside the container: fine" in checked, checked
+    assert "version: passed  Ray 2." in checked and "nodes: passed  2 nodes, 2 of them with CPU: 2" in checked
+    assert "one node, inside the container: passed" in checked, checked
     output = user.types("doctor", *SHORT_RUN, "+cluster.ray.resources.rdma=1", "--json", code=1).stdout
     assert [one["rule"] for one in answers.one(output)["findings"] if one["severity"] == "error"] == ["RAY-03"]
 
