@@ -168,8 +168,8 @@ def templates(tokenizer: Path, file: str | None) -> dict[str, str]:
         raise ConfigError(
             f"the tokenizer has no chat template{others}",
             where=str(folder / TOKENIZER_CONFIG),
-            fix=f"copy {TEMPLATE_FILE}, or {TOKENIZER_CONFIG} with chat_template, from the chat model of this "
-            "tokenizer to this folder, or set data.chat_template to a Jinja file",
+            fix=f"set data.chat_template to a Jinja file; or copy {TEMPLATE_FILE} to this folder from the chat model "
+            "that has this tokenizer",
             rule="CFG-06",
         )
     return by_name
