@@ -45,7 +45,7 @@ def resolved(config: Config, bad_nodes: BadNodes | None) -> Config:
         return config
     if not own.backend.is_elsewhere:
         raise ConfigError(
-            f"backend {own.backend.name} runs on this machine only, so that no node can be left out",
+            f"backend {own.backend.name} runs on this machine only: no node can be left out",
             where="cluster.avoid",
             fix="remove cluster.avoid, or choose another cluster",
         )

@@ -73,7 +73,7 @@ def change(folder: Path, *, add: Iterable[str] = (), remove: Iterable[str] = (),
     masking.refuse([note or ""], where=TAGS)
     tags = tuple(tag for tag in dict.fromkeys((*before.tags, *add)) if tag not in remove)
     if tags[MAX_TAGS:]:
-        raise ConfigError(f"a run can have {MAX_TAGS} tags", where=str(folder), fix="remove tags with --remove")
+        raise ConfigError(f"a run can have at most {MAX_TAGS} tags", where=str(folder), fix="remove tags with --remove")
     after = Tags(tags=tags, note=before.note if note is None else note.strip())
     with written(folder):
         if after == Tags():

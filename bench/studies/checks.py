@@ -219,8 +219,8 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                     if stated.second is None
                     else f"no two arms of the study match first and second: {stated.first}, {stated.second}",
                     where=place,
-                    fix="change the labels in first and second to labels of arms, and list in same only labels that "
-                    "have the same value in both arms",
+                    fix="write labels of arms under `first:` and `second:`, and under `same:` only labels that have "
+                    "the same value in both arms",
                 )
 
 

@@ -74,7 +74,7 @@ def test_tags_are_shown_and_the_run_is_still_verified(run: Path, capsys: pytest.
         (["x" * 41], "is not allowed as a tag"),
         (["ok", "--note", "a\x1b[2J"], "this note is not allowed"),
         (["--remove", "x"], "the run has no tag x"),
-        ([f"t{number}" for number in range(21)], "a run can have 20 tags"),
+        ([f"t{number}" for number in range(21)], "a run can have at most 20 tags"),
         (["--note", "hf_" + "a" * 34], "the file would contain a secret"),
     ],
 )

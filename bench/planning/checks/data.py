@@ -30,7 +30,8 @@ def _check_megatron(data: Data) -> None:
         raise ConfigError(
             f"the data {data.name} is in files of Megatron-LM, but data.{unset[0]} is not set",
             where=f"data.{unset[0]}",
-            fix="set data.files and data.eval_files to names below DATADIR without .bin and .idx, and data.train_rows",
+            fix="set data.train_rows to a number; set data.files and data.eval_files to names below DATADIR, without "
+            ".bin and .idx",
         )
     if data.document_mask or data.answer_only:
         key = "document_mask" if data.document_mask else "answer_only"
