@@ -157,7 +157,7 @@ def goodput(measured: "Goodput") -> schema.Goodput:
             what=part.value,
             is_restart=part in RESTARTS,
             seconds=measured.seconds[part],
-            share=measured.seconds[part] / measured.wall_s,
+            share=measured.share(measured.seconds[part]),
             gpu_hours=None if hours is None else hours * measured.seconds[part],
         )
         for part in Part

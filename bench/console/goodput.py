@@ -26,7 +26,7 @@ def goodput_sheet(measured: Goodput) -> TextTable:
     lost_s = sum(measured.seconds[part] for part in RESTARTS)
     lines = [
         f"effective training time: {_minutes(measured.seconds[Part.training])} of {_minutes(measured.wall_s)} min, "
-        f"{_share(measured.effective)}; restarts took {_share(lost_s / measured.wall_s)}",
+        f"{_share(measured.effective)}; restarts took {_share(measured.share(lost_s))}",
         *measured.notes,
     ]
     return TextTable(f"goodput of {short(measured.folder)}", rows, columns, "\n".join(lines))
@@ -35,7 +35,7 @@ def goodput_sheet(measured: Goodput) -> TextTable:
 def _row(measured: Goodput, name: str, seconds: float, what: str) -> tuple[str, ...]:
     gpus = measured.num_gpus
     hours = () if gpus is None else (f"{gpus * seconds / 3600:,.2f}",)
-    return (name, _minutes(seconds), _share(seconds / measured.wall_s), *hours, what)
+    return (name, _minutes(seconds), _share(measured.share(seconds)), *hours, what)
 
 
 def _minutes(seconds: float) -> str:

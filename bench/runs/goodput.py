@@ -84,7 +84,11 @@ class Goodput:
     @property
     def effective(self) -> float:
         """Training whose result was kept, divided by all time."""
-        return self.seconds[Part.training] / self.wall_s
+        return self.share(self.seconds[Part.training])
+
+    def share(self, seconds: float) -> float:
+        """Return the share of all time; 0 if the run began and ended in the same millisecond."""
+        return seconds / self.wall_s if self.wall_s else 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:

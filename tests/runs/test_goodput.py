@@ -125,6 +125,18 @@ def test_an_uninterrupted_run(run: WrittenRun) -> None:
     assert measured.notes == ()
 
 
+def test_a_run_without_any_time_has_no_share_of_it(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.begin()
+    with run.log(start_s=0) as log:
+        log.finish("success", step=0)
+    run.end(Outcome.valid)
+    for words in ([], ["--json"]):
+        with pytest.raises(SystemExit):
+            cli.main(["goodput", str(run.folder), *words])
+        assert "ZeroDivision" not in capsys.readouterr().err
+    assert goodput.of_run(run.folder).effective == 0
+
+
 def test_an_interrupted_run_repeats_the_steps_since_its_checkpoint(run: WrittenRun) -> None:
     run.begin()
     with run.log(start_s=10) as log:
