@@ -55,7 +55,7 @@ predict: .venv/test-installed  ## predict every published step that is shipped, 
 	$(PYTHON) -m venv .venv
 
 .venv/run-installed: pyproject.toml | .venv/bin/python
-	@echo "installing runstop, torch and megatron-core into .venv: about 1.4 GB to download, once"
+	@echo "installing runstop, torch and megatron-core into .venv: about 2.9 GB to download, once"
 	$(BIN)/python -m pip install --progress-bar on --editable '.[engine,data]'
 	touch $@
 
