@@ -11,8 +11,7 @@ test: .venv/test-installed  ## all tests: real training runs, a real Slurm, the 
 fast: .venv/test-installed  ## tests that do not train, start no programs and are short, on all cores
 	tests/all.sh $(BIN)/python fast
 
-faults: .venv/test-installed  ## inject every known fault into runs on Slurm, Kubernetes, Ray, on hosts and by the runner
-	$(BIN)/python experiments/grade_why.py
+faults: grade-why  ## inject every known fault into runs on Slurm, Kubernetes, Ray, on hosts and by the runner
 	$(BIN)/python tests/backends/slurm/faults.py
 	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
 

@@ -18,25 +18,8 @@ from bench.errors import BenchError
 PROGRAM = "runstop"
 VERBS = (
     *("calibrate", "cancel", "compare", "dashboard", "demo", "doctor", "fetch", "gc", "goodput", "history", "image"),
-    *(
-        "launch",
-        "logs",
-        "nodes",
-        "note",
-        "pack",
-        "parse",
-        "plan",
-        "prepare",
-        "published",
-        "render",
-        "report",
-        "rerun",
-        "resume",
-        "rm",
-        "rules",
-        "runs",
-    ),
-    *("score", "sign", "study", "tag", "tune", "verify", "watch", "why"),
+    *("launch", "logs", "nodes", "note", "pack", "parse", "plan", "prepare", "published", "render", "report", "rerun"),
+    *("resume", "rm", "rules", "runs", "score", "sign", "study", "tag", "tune", "verify", "watch", "why"),
 )
 """Words after `runstop` that make it a command. A prose sentence may also begin with `runstop`."""
 _BEFORE = r"(^\s*|[:;`(]\s*|\bfix: +|env -u \S+ |&& )"

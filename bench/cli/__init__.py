@@ -124,9 +124,9 @@ def _override_of(option: str, argv: Sequence[str]) -> str:
 
 def _read_files_of_overrides(args: argparse.Namespace) -> None:
     """Replace every argument @FILE by the overrides in this file."""
-    from bench.planning import overrides
-
     if getattr(args, "overrides", None):
+        from bench.planning import overrides
+
         args.overrides = overrides.of_files(args.overrides)
 
 

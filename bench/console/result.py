@@ -1,9 +1,7 @@
 """Show the score of a set of trials, and the package of a submission."""
 
-import math
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.mlperf.package import Package
 from bench.mlperf.package.entry import Entry
@@ -12,13 +10,10 @@ from bench.mlperf.result import UNVERIFIED
 from bench.mlperf.score import Score
 from bench.mlperf.titles import title
 from bench.mlperf.trial_set import name
-from bench.report.compare import SAME_MINUTES
+from bench.report.compare import rank
 from bench.report.tables import Row, TextTable
 from bench.rules.finding import Finding
 from bench.texts import counted
-
-if TYPE_CHECKING:
-    from bench.rules.finding import Finding
 
 
 def score_sheets(scored: Score) -> list[TextTable]:
@@ -99,10 +94,10 @@ def _published_rows(scored: Score) -> list[Row]:
         return []
     best = min(peers, key=lambda one: one.official_minutes)
     middle = median(one.official_minutes for one in peers)
-    faster = sum(one.official_minutes < (scored.official_minutes or math.inf) - SAME_MINUTES for one in peers)
-    rank = f"; this score would be number {faster + 1}" if scored.official_minutes is not None else ""
+    ours = scored.official_minutes
+    place = "" if ours is None else f"; this score would be number {rank(ours, peers)}"
     value = f"{best.official_minutes:.3f} best, {middle:.3f} median"
-    return [(f"published (min), {scored.num_gpus} GPUs", value, f"{counted(len(peers), 'system')}; {best.name}{rank}")]
+    return [(f"published (min), {scored.num_gpus} GPUs", value, f"{counted(len(peers), 'system')}; {best.name}{place}")]
 
 
 def package_sheet(package: Package) -> TextTable:

@@ -121,14 +121,19 @@ def _ranking(name: str, systems: Sequence[System], claimed: Claim) -> Ranking:
         count=len(systems),
         best=min(systems, key=lambda s: s.official_minutes),
         median_minutes=middle,
-        rank=None if claimed.kind != "score" or ours is None else 1 + sum(t < ours - SAME_MINUTES for t in times),
+        rank=None if claimed.kind != "score" or ours is None else rank(ours, systems),
         to_best=None if ours is None else ours / min(times),
         to_median=None if ours is None else ours / middle,
     )
 
 
-SAME_MINUTES = 0.0005
+_SAME_MINUTES = 0.0005
 """Published minutes are rounded; a published set must not rank behind itself."""
+
+
+def rank(minutes: float, systems: Sequence[System]) -> int:
+    """Return the place of a time among those of published systems, from 1."""
+    return 1 + sum(system.official_minutes < minutes - _SAME_MINUTES for system in systems)
 
 
 def ranked(trials: TrialSet, claimed: Claim, systems: Sequence[System]) -> tuple[Entry, ...]:

@@ -30,14 +30,8 @@ class Hosts:
     @property
     def overrides(self) -> list[str]:
         """Two nodes of one rank on the CPU."""
-        where = ["cluster=hosts", f"cluster.hosts=[{','.join(ADDRESSES)}]", "cluster.device=cpu"]
-        return [
-            *where,
-            "cluster.ranks_per_node=1",
-            "cluster.gpu=null",
-            "cluster.org=runstop",
-            f"cluster.ssh.options=[-F,{self.config}]",
-        ]
+        where = ["cluster=hosts", f"cluster.hosts=[{','.join(ADDRESSES)}]", f"cluster.ssh.options=[-F,{self.config}]"]
+        return [*where, "cluster.device=cpu", "cluster.ranks_per_node=1", "cluster.gpu=null", "cluster.org=runstop"]
 
 
 @contextmanager
