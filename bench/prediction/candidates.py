@@ -20,11 +20,6 @@ from bench.prediction import uncertainty
 from bench.prediction.search import MOST_CHUNKS, MOST_CONTEXT, MOST_PIPELINE
 from bench.results.tuning import Candidate
 
-KEYS = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.sp", "parallel.vpp") + (
-    *("recipe.micro_batch_size", "recipe.recompute", "recipe.cuda_graph"),
-)
-"""The settings that are varied, unless a user sets them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
