@@ -57,10 +57,15 @@ class Request:
     @property
     def arguments(self) -> list[str]:
         """The arguments that repeat the request."""
-        options: dict[str, object] = {"--best": self.best, "--blocks": self.blocks, "--steps": self.steps}
-        options |= {"--budget": self.budget_min, "--config-dir": self.config_dir}
-        default = {"--best": 4, "--blocks": 6, "--steps": 20}
-        given = ((name, value) for name, value in options.items() if value is not None and value != default.get(name))
+        usual = Request(overrides=())
+        options: dict[str, tuple[object, object]] = {
+            "--best": (self.best, usual.best),
+            "--blocks": (self.blocks, usual.blocks),
+            "--steps": (self.steps, usual.steps),
+            "--budget": (self.budget_min, usual.budget_min),
+            "--config-dir": (self.config_dir, usual.config_dir),
+        }
+        given = ((name, value) for name, (value, default) in options.items() if value != default)
         return [*self.overrides, *(text for name, value in given for text in (name, f"{value}"))]
 
     @property
