@@ -8,8 +8,9 @@ from AIConfigurator's table of an H200 (github.com/ai-dynamo/aiconfigurator, Apa
 by collective, number of GPUs and size.
 """
 
-import math
 from dataclasses import dataclass
+
+from bench.planning.estimates.network import rate_at
 
 LAYERS, ROWS, LAUNCH_US = 80, 8, 47
 """Layers, rows of a step, and the host's time of one kernel on one rank alone (conf/gpu/h200.yaml)."""
@@ -63,13 +64,7 @@ class Layout:
 
 def at(by_size: dict[float, float], size: float) -> float:
     """Return the microseconds of a size, interpolated on logarithmic axes; below the smallest one, those of it."""
-    sizes = sorted(by_size)
-    if size <= sizes[0]:
-        return by_size[sizes[0]]
-    right = next(place for place, one in enumerate(sizes) if one >= size)
-    low, high = sizes[right - 1], sizes[right]
-    share = math.log(size / low) / math.log(high / low)
-    return math.exp((1 - share) * math.log(by_size[low]) + share * math.log(by_size[high]))
+    return rate_at(max(size, min(by_size)), list(by_size), list(by_size.values()))
 
 
 TP = {"gathers": TP_GATHERS, "scatters": TP_SCATTERS, "kernels": 80}

@@ -16,17 +16,20 @@ STACKS = {
 }
 
 
+UNKNOWN = "-"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A column that is shown if a point has it."""
+    """A column; an optional one is shown only if a point has it."""
 
     title: str
     text: Callable[[Point], str]
-    is_known: Callable[[Point], bool] = lambda _: True
+    is_optional: bool = False
 
 
-def _columns(scaling: Scaling) -> list[_Column]:
-    """Return the columns of the table that some point has."""
+def _columns(scaling: Scaling) -> dict[str, list[str]]:
+    """Return the cells of each column that is shown, by title."""
     columns = [
         _Column(title="nodes", text=lambda one: str(one.num_nodes)),
         _Column(title="GPUs", text=lambda one: f"{one.num_gpus:,}"),
@@ -35,47 +38,39 @@ def _columns(scaling: Scaling) -> list[_Column]:
         _Column(title="step (s)", text=lambda one: between(one.step_s)),
         _Column(title="tokens/s/GPU", text=lambda one: between(one.tokens_s_gpu)),
         _Column(
-            title="efficiency", text=lambda one: "-" if one.efficiency is None else f"{100 * one.efficiency:.0f} %"
+            title="efficiency", text=lambda one: UNKNOWN if one.efficiency is None else f"{100 * one.efficiency:.0f} %"
         ),
         _Column(title="samples", text=_samples),
         _Column(title="minutes", text=lambda one: between(one.minutes)),
         _Column(
             title="lost to failures",
-            text=lambda one: "-" if one.lost_share is None else f"{100 * one.lost_share:.1f} %",
-            is_known=lambda one: one.lost_share is not None,
+            text=lambda one: UNKNOWN if one.lost_share is None else f"{100 * one.lost_share:.1f} %",
+            is_optional=True,
         ),
         _Column(
             title="checkpoint every (min)",
-            text=lambda one: "-" if one.checkpoint_interval_s is None else number(one.checkpoint_interval_s / 60),
-            is_known=lambda one: one.checkpoint_interval_s is not None,
+            text=lambda one: UNKNOWN if one.checkpoint_interval_s is None else number(one.checkpoint_interval_s / 60),
+            is_optional=True,
         ),
-        _Column(title="days", text=lambda one: between(one.days), is_known=lambda one: one.days is not None),
+        _Column(title="days", text=lambda one: between(one.days), is_optional=True),
         _Column(title="GPU hours", text=lambda one: between(one.gpu_hours)),
-        _Column(
-            title="energy (kWh)",
-            text=lambda one: between(one.energy_kwh),
-            is_known=lambda one: one.energy_kwh is not None,
-        ),
-        _Column(
-            title=f"price ({scaling.currency})",
-            text=lambda one: between(one.price),
-            is_known=lambda one: one.price is not None,
-        ),
+        _Column(title="energy (kWh)", text=lambda one: between(one.energy_kwh), is_optional=True),
+        _Column(title=f"price ({scaling.currency})", text=lambda one: between(one.price), is_optional=True),
     ]
-    return [each for each in columns if any(map(each.is_known, scaling.points))]
+    cells = [(each, list(map(each.text, scaling.points))) for each in columns]
+    return {each.title: texts for each, texts in cells if not each.is_optional or set(texts) != {UNKNOWN}}
 
 
 def sheet(scaling: Scaling, name: str) -> TextTable:
     """Return the table: one row for each number of nodes."""
     columns = _columns(scaling)
-    rows = [[each.text(one) for each in columns] for one in scaling.points]
-    titles = tuple(each.title for each in columns)
-    return TextTable(f"{TITLE} of {name} on {STACKS[scaling.stack]}", rows, titles, _caption(scaling))
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    return TextTable(f"{TITLE} of {name} on {STACKS[scaling.stack]}", rows, tuple(columns), _caption(scaling))
 
 
 def _samples(one: Point) -> str:
     if one.samples is None:
-        return "-"
+        return UNKNOWN
     is_spread = one.samples_low is not None and one.samples_high is not None
     return f"{one.samples:,.0f}" + (f" ({one.samples_low:,.0f} to {one.samples_high:,.0f})" if is_spread else "")
 
@@ -113,7 +108,7 @@ def terms_sheet(scaling: Scaling) -> TextTable:
 def between(value: Range | None) -> str:
     """Return an estimate and its interval, or - if it is unknown."""
     if value is None:
-        return "-"
+        return UNKNOWN
     if value.low is None or value.high is None:
         return number(value.value)
     return f"{number(value.value)} ({number(value.low)} to {number(value.high)})"

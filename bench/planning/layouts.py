@@ -54,9 +54,10 @@ def ranked(config: Config) -> list[Layout]:
         what = "engine=command has no layouts: the program itself splits its ranks"
         raise ConfigError(what, where="engine, parallel", fix="set parallel.tp, pp and cp, or choose engine=megatron")
     layouts, first_error, sized = [], None, dict[int, Config]()
+    splits_share = memory.gpu(config) is not None  # else the memory is unknown
     for world in splits(config):
         of_world = []
-        for size in _micro_batch_sizes(config, world):
+        for size in micro_batch_sizes(config, world, splits_share=splits_share):
             if size not in sized:
                 sized[size] = with_micro_batch(config, size)
             try:
@@ -76,13 +77,13 @@ def with_micro_batch(config: Config, size: int) -> Config:
     return replace(config, recipe=replace(config.training_recipe, micro_batch_size=size))
 
 
-def _micro_batch_sizes(config: Config, world: World) -> list[int]:
+def micro_batch_sizes(config: Config, world: World, *, splits_share: bool) -> list[int]:
     """Return the micro-batch sizes to try, largest first: the config's, else the divisors of a replica's share.
 
-    If the GPU, and therefore its memory, is unknown, this is the whole share.
+    The divisors have up to MOST_TOKENS tokens. Without splits_share, this is the whole share.
     """
     whole = config.training_recipe.micro_batch(max(1, world.dp))  # 0 replicas are refused by `check`
-    if config.training_recipe.micro_batch_size is not None or memory.gpu(config) is None:
+    if config.training_recipe.micro_batch_size is not None or not splits_share:
         return [whole]
     most = max(1, MOST_TOKENS * world.cp // config.training_data.seq_length)
     return [size for size in reversed(divisors(whole)) if size <= most]
@@ -104,11 +105,14 @@ def _best_size(layouts: list[Layout]) -> Layout:
     return min((one for one in plain if one.cost and one.cost.step_s <= limit_s), key=_rank, default=best)
 
 
-def layout_of(config: Config, world: World) -> Layout:
-    """Return a layout with the estimates for the config's engine; step times of Hugging Face are not estimated."""
+def layout_of(config: Config, world: World, recomputed: Recomputed | None = None) -> Layout:
+    """Return a layout with the estimates for the config's engine; step times of Hugging Face are not estimated.
+
+    recomputed: what `memory.recompute` returns for this config, if the caller has it.
+    """
     is_huggingface = config.huggingface is not None
     estimator = huggingface_memory if is_huggingface else memory
-    recomputed = estimator.recompute(config, world)
+    recomputed = recomputed or estimator.recompute(config, world)
     return Layout(
         world=world,
         micro_batch_size=config.training_recipe.micro_batch(world.dp),

@@ -13,17 +13,12 @@ from bench.contract.schema import Config
 from bench.contract.training import Recompute
 from bench.errors import ConfigError
 from bench.planning import layouts
-from bench.planning.estimates import cuda_graph
+from bench.planning.estimates import cuda_graph, memory
 from bench.planning.layouts import Layout
 from bench.planning.parallelism import check, divisors, num_microbatches
 from bench.prediction import uncertainty
 from bench.prediction.search import MOST_CHUNKS, MOST_CONTEXT, MOST_PIPELINE
 from bench.results.tuning import Candidate
-
-KEYS = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.sp", "parallel.vpp") + (
-    *("recipe.micro_batch_size", "recipe.recompute", "recipe.cuda_graph"),
-)
-"""The settings that are varied, unless a user sets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +111,7 @@ def _of_world(config: Config, world: World, fixed: Collection[str]) -> Iterator[
     """
     config = replace(config, parallel=replace(config.parallel, vpp=world.vpp))
     error, is_any = None, False
-    for size in _micro_batches(config, world):
+    for size in layouts.micro_batch_sizes(config, world, splits_share=True):
         sized = layouts.with_micro_batch(config, size)
         try:
             check(sized, world)
@@ -125,25 +120,15 @@ def _of_world(config: Config, world: World, fixed: Collection[str]) -> Iterator[
             continue
         is_any = True
         seen = []
-        modes = [sized.training_recipe.recompute] if "recipe.recompute" in fixed else list(Recompute)
-        for mode in sorted(modes, key=[Recompute.none, Recompute.fit, Recompute.full].index):
+        modes = [Recompute.none, Recompute.fit, Recompute.full]
+        for mode in [sized.training_recipe.recompute] if "recipe.recompute" in fixed else modes:
             recomputing = replace(sized, recipe=replace(sized.training_recipe, recompute=mode))
-            layout = layouts.layout_of(recomputing, world)
-            if layout.recompute not in seen:  # fit equals none if everything fits, and full if nothing less does
-                seen.append(layout.recompute)
-                yield from _launched(recomputing, layout, mode, fixed)
+            recomputed = memory.recompute(recomputing, world)
+            if recomputed not in seen:  # fit equals none if everything fits, and full if nothing less does
+                seen.append(recomputed)
+                yield from _launched(recomputing, layouts.layout_of(recomputing, world, recomputed), mode, fixed)
     if not is_any and error is not None:
         raise error
-
-
-def _micro_batches(config: Config, world: World) -> list[int]:
-    """Return the micro-batches to try, largest first: the divisors of a replica's share, up to MOST_TOKENS tokens."""
-    recipe = config.training_recipe
-    if recipe.micro_batch_size is not None:
-        return [recipe.micro_batch_size]
-    share = max(1, recipe.global_batch_size // max(1, world.dp))
-    most = max(1, layouts.MOST_TOKENS * world.cp // config.training_data.seq_length)
-    return [size for size in reversed(divisors(share)) if size <= most]
 
 
 def _launched(config: Config, layout: Layout, mode: Recompute, fixed: Collection[str]) -> Iterator[_Setting]:
@@ -154,15 +139,15 @@ def _launched(config: Config, layout: Layout, mode: Recompute, fixed: Collection
     if "recipe.cuda_graph" in fixed and config.training_recipe.cuda_graph is not None:
         choices = [one for one in choices if bool(one) is config.training_recipe.cuda_graph]
     for graph in choices:
-        cost, memory = layout.cost, layout.memory
+        cost, needed = layout.cost, layout.memory
         if graph and cost is not None:
-            cost, memory = cuda_graph.without_waiting(cost), cuda_graph.memory_of(config, layout)
+            cost, needed = cuda_graph.without_waiting(cost), cuda_graph.memory_of(config, layout)
         step_s = None if cost is None else waiting * cost.step_s
         yield _Setting(
             layout=layout,
             recompute=mode,
             graph=graph,
-            memory=memory,
+            memory=needed,
             step_s=step_s,
             num_microbatches=num_microbatches(config, layout.world),
         )

@@ -1,13 +1,9 @@
 """The power of a GPU in training, with its interval and its source."""
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
-import yaml
 
 from bench.contract.schema import Cluster
-from bench.prediction.published import DATA
+from bench.prediction import published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +16,12 @@ class Power:
     source: str
 
 
-@cache
-def _data() -> dict[str, Any]:
-    return dict(yaml.safe_load((DATA / "power.yaml").read_text(encoding="utf-8")))
-
-
 def of_gpu(cluster: Cluster) -> Power | None:
     """Return the power per GPU that the cluster's file states, else that of the GPU alone; None if it is not known."""
     if (own := cluster.power_per_gpu_w) is not None:
         return Power(watts=own, low=own, high=own, source="cluster.power_per_gpu_w")
-    share, limit = _data()["share"], _data()["limits_w"].get(cluster.gpu.name) if cluster.gpu else None
+    known = published.data("power.yaml")
+    share, limit = known["share"], known["limits_w"].get(cluster.gpu.name) if cluster.gpu else None
     if limit is None:
         return None
     source = f"GPUs alone, {limit:,} W by the data sheet, times {share['low']:g} to {share['high']:g}"

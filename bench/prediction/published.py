@@ -173,13 +173,13 @@ def rates(gpu: str) -> Rates:
     document = _gpu(gpu) if has_file(gpu) else {}
     if document.get("rates"):
         return codec.typed(Rates, document["rates"])
-    return codec.typed(Rates, _kernels()[gpu])
+    return codec.typed(Rates, data("rates.yaml")[gpu])
 
 
 @cache
 def gemm_start_us(gpu: str) -> float:
     """Return the start of a GEMM on a GPU; the same source as its rates."""
-    return float(_kernels()["gemm_start_us"][gpu])
+    return float(data("rates.yaml")["gemm_start_us"][gpu])
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +193,20 @@ class Fp4:
 @cache
 def fp4(gpu: str) -> Fp4 | None:
     """Return the rate of GEMMs in NVFP4; None for a GPU without them."""
-    known = _kernels()["fp4"].get(gpu)
+    known = data("rates.yaml")["fp4"].get(gpu)
     return None if known is None else Fp4(**known)
 
 
 @cache
 def attention_of_64(gpu: str) -> AttentionOfKind:
     """Return how attention with heads of 64 numbers and with windows differs on a GPU."""
-    return AttentionOfKind(**_kernels()["attention_of_64"][gpu])
+    return AttentionOfKind(**data("rates.yaml")["attention_of_64"][gpu])
 
 
 @cache
-def _kernels() -> dict[str, Any]:
-    return dict(yaml.safe_load((DATA / "rates.yaml").read_text(encoding="utf-8")))
+def data(name: str) -> dict[str, Any]:
+    """Return a YAML file of `data/`."""
+    return _yaml(DATA / name)
 
 
 @cache
@@ -237,18 +238,13 @@ def _gpu(name: str) -> dict[str, Any]:
 @cache
 def network(gpu: str) -> Network:
     """Return the links of the published systems with a GPU, by their data sheets and measurements on one node."""
-    return codec.typed(Network, _networks()[gpu])
+    return codec.typed(Network, data("networks.yaml")[gpu])
 
 
 @cache
 def smaller_groups(gpu: str) -> tuple[tuple[int, float], ...]:
     """Return what collectives of fewer GPUs than those of a node reach, relative to `network(gpu).nvlink_gbs`."""
-    return tuple(sorted(_networks()["smaller_groups"].get(gpu, {}).items()))
-
-
-@cache
-def _networks() -> dict[str, Any]:
-    return _yaml(DATA / "networks.yaml")
+    return tuple(sorted(data("networks.yaml")["smaller_groups"].get(gpu, {}).items()))
 
 
 def _yaml(path: Any) -> dict[str, Any]:

@@ -46,9 +46,9 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        """Whether a further block would not change the choice."""
+        """Whether a further block would not change the choice; one run of each decides nothing."""
         known = [one.outcome for one in self.judged.values()]
-        return Outcome.undecided not in known and Outcome.not_measured not in known
+        return self.num_blocks > 1 and Outcome.undecided not in known and Outcome.not_measured not in known
 
 
 def confidence(num_settings: int, max_blocks: int) -> float:
@@ -71,7 +71,7 @@ def decide(
     level, best, done = confidence(len(names), max_blocks), "", 0
     for block in range(max_blocks):
         decision = Decision(best=best, judged=judged, num_blocks=done)
-        if (done > 1 and decision.is_final) or not decision.alive:
+        if decision.is_final or not decision.alive:
             break
         for name in decision.alive:
             if failed.get(name, max_blocks) <= block:

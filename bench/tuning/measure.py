@@ -34,6 +34,8 @@ SKIPPED_STEPS = 5
 """Steps at the start of each run that are not measured."""
 CONFIDENCE = 0.95
 """Of the interval of the mean step of one setting."""
+FAILED = (State.failed, State.out_of_memory, State.invalid)
+"""A run in one of these states takes its settings out."""
 Say = Callable[[str], object]
 
 
@@ -55,10 +57,15 @@ class Request:
     @property
     def arguments(self) -> list[str]:
         """The arguments that repeat the request."""
-        options: dict[str, object] = {"--best": self.best, "--blocks": self.blocks, "--steps": self.steps}
-        options |= {"--budget": self.budget_min, "--config-dir": self.config_dir}
-        default = {"--best": 4, "--blocks": 6, "--steps": 20}
-        given = ((name, value) for name, value in options.items() if value is not None and value != default.get(name))
+        usual = Request(overrides=())
+        options: dict[str, tuple[object, object]] = {
+            "--best": (self.best, usual.best),
+            "--blocks": (self.blocks, usual.blocks),
+            "--steps": (self.steps, usual.steps),
+            "--budget": (self.budget_min, usual.budget_min),
+            "--config-dir": (self.config_dir, usual.config_dir),
+        }
+        given = ((name, value) for name, (value, default) in options.items() if value != default)
         return [*self.overrides, *(text for name, value in given for text in (name, f"{value}"))]
 
     @property
@@ -74,18 +81,7 @@ def dry_run(request: Request) -> Tuning:
         ConfigError: the request is wrong, or no settings fit.
     """
     config, ranked = _ranking(request)
-    tried = tuple(Tried(candidate=one, outcome=Outcome.not_measured) for one in ranked)
-    return Tuning(
-        task=config.task.name,
-        cluster=config.cluster.name,
-        folder="",
-        num_candidates=len(ranked),
-        tried=tried,
-        estimated_by=_estimated_by(ranked),
-        stopped_by="--dry-run starts nothing",
-        steps=request.steps,
-        command=proof.command(request.arguments),
-    )
+    return replace(_unmeasured(request, config, ranked), stopped_by="--dry-run starts nothing")
 
 
 def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monotonic) -> Tuning:
@@ -98,8 +94,9 @@ def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monoto
     config, ranked = _ranking(request)
     chosen, ready = _chosen(request, config, ranked)
     say(f"{counted(len(ranked), 'candidate')} fit; the best {len(chosen)} are measured, in {short(ready.folder)}")
-    stopped_by, ready = _measure(request, chosen, ready, say=say, clock=clock)
-    tuning = _result(request, config, ranked, chosen, ready, stopped_by)
+    stopped_by, known = _measure(request, chosen, ready, say=say, clock=clock)
+    unmeasured = replace(_unmeasured(request, config, ranked), folder=str(ready.folder), stopped_by=stopped_by)
+    tuning = _result(request, unmeasured, chosen, known)
     if not tuning.best:
         failed = "; ".join(f"{one.candidate.name}: {one.reason or one.outcome}" for one in tuning.tried)
         raise BenchError(
@@ -108,6 +105,20 @@ def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monoto
             fix=f"look for the cause with runstop why {short(ready.folder)}/RUN, and repeat the command",
         )
     return proof.write(tuning, request.overrides)
+
+
+def _unmeasured(request: Request, config: Config, ranked: Sequence[Candidate]) -> Tuning:
+    """Return the ranking as a result without measurements."""
+    return Tuning(
+        task=config.task.name,
+        cluster=config.cluster.name,
+        folder="",
+        num_candidates=len(ranked),
+        tried=tuple(Tried(candidate=one, outcome=Outcome.not_measured) for one in ranked),
+        estimated_by=_estimated_by(ranked),
+        steps=request.steps,
+        command=proof.command(request.arguments),
+    )
 
 
 def _ranking(request: Request) -> tuple[Config, list[Candidate]]:
@@ -211,45 +222,56 @@ def _checksum(request: Request) -> str:
     return hashlib.sha256("\n".join([*of_work, str(request.steps)]).encode()).hexdigest()[:6]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """All runs so far, and what they say."""
+
+    statuses: RunStatuses
+    values: Mapping[str, Mapping[int, float]]
+    """The median step in ms, by settings and block."""
+    decision: Decision
+
+
 def _measure(
     request: Request, chosen: Sequence[Candidate], ready: Session, *, say: Say, clock: Callable[[], float]
-) -> tuple[str, Session]:
-    """Run block after block; return why no further one starts, and the session."""
-    began, longest_s, is_first = clock(), 0.0, True
+) -> tuple[str, _Known]:
+    """Run block after block; return why no further one starts, and what is known then."""
+    began, longest_s, names = clock(), 0.0, [one.name for one in chosen]
+    known = _known(request, names, ready)
+    decision, alive = known.decision, known.decision.alive
+    if not alive:  # every one failed in an earlier call: try again
+        decision, alive = replace(decision, num_blocks=0), names
     while True:
-        decision = _decided(request, chosen, ready)
-        alive = decision.alive
-        if is_first and not alive:  # every one failed in an earlier call: try again
-            decision, alive = replace(decision, num_blocks=0), [one.name for one in chosen]
-        if (decision.num_blocks > 1 and decision.is_final) or not alive:
-            return "the intervals are separate", ready
+        if decision.is_final or not alive:
+            return "the intervals are separate", known
         if decision.num_blocks == request.blocks:
-            return f"each has {counted(request.blocks, 'run')}, the most that --blocks allows", ready
+            return f"each has {counted(request.blocks, 'run')}, the most that --blocks allows", known
         spent_s = clock() - began
         if request.budget_min is not None and spent_s + longest_s > 60 * request.budget_min:
-            return f"another block would exceed the budget of {request.budget_min:g} minutes", ready
-        left_out = frozenset(one.name for one in chosen) - set(alive)
-        ready = replace(with_runs(ready, decision.num_blocks + 1), left_out=left_out)
-        say(f"block {decision.num_blocks + 1}: {', '.join(alive)}")
-        block_began = clock()
-        run_missing(ready)
-        longest_s, is_first = max(longest_s, clock() - block_began), False
-        after = _decided(request, chosen, ready)
-        if after.num_blocks == decision.num_blocks and after.alive == alive:
-            return "runs of this block have no result", ready
+            return f"another block would exceed the budget of {request.budget_min:g} minutes", known
+        block, block_began = decision.num_blocks + 1, clock()
+        say(f"block {block}: {', '.join(alive)}")
+        run_missing(replace(_with_runs(ready, block), left_out=frozenset(names) - set(alive)))
+        longest_s = max(longest_s, clock() - block_began)
+        before, known = (decision.num_blocks, alive), _known(request, names, ready)
+        decision, alive = known.decision, known.decision.alive
+        if (decision.num_blocks, alive) == before:
+            return "runs of this block have no result", known
 
 
-def with_runs(ready: Session, runs: int) -> Session:
+def _with_runs(ready: Session, runs: int) -> Session:
     """Return the session with another number of blocks."""
     study = msgspec.structs.replace(ready.request.study, runs=runs)
     stored = msgspec.structs.replace(ready.stored, study=study)
     return replace(ready, request=replace(ready.request, study=study), stored=stored)
 
 
-def _decided(request: Request, chosen: Sequence[Candidate], ready: Session) -> Decision:
-    every = with_runs(ready, request.blocks)
-    values, failed = _values(every, every.statuses(must_query=False))
-    return decide([one.name for one in chosen], values, failed=failed, max_blocks=request.blocks)
+def _known(request: Request, names: Sequence[str], ready: Session) -> _Known:
+    every = _with_runs(ready, request.blocks)
+    statuses = every.statuses(must_query=False)
+    values, failed = _values(every, statuses)
+    decision = decide(names, values, failed=failed, max_blocks=request.blocks)
+    return _Known(statuses=statuses, values=values, decision=decision)
 
 
 def _values(ready: Session, statuses: RunStatuses) -> tuple[dict[str, dict[int, float]], dict[str, int]]:
@@ -264,50 +286,32 @@ def _values(ready: Session, statuses: RunStatuses) -> tuple[dict[str, dict[int, 
                 continue
             except LogError:
                 pass
-        elif run.state not in (State.failed, State.out_of_memory, State.invalid):
+        elif run.state not in FAILED:
             continue
         failed.setdefault(name, block)
     return values, failed
 
 
-def _result(
-    request: Request,
-    config: Config,
-    ranked: Sequence[Candidate],
-    chosen: Sequence[Candidate],
-    ready: Session,
-    stopped_by: str,
-) -> Tuning:
-    every = with_runs(ready, request.blocks)
-    statuses = every.statuses(must_query=False)
-    values, _ = _values(every, statuses)
-    decision = _decided(request, chosen, ready)
-    is_decided = decision.num_blocks > 1 and decision.is_final
-    is_spent = decision.num_blocks == request.blocks and not is_decided
+def _result(request: Request, unmeasured: Tuning, chosen: Sequence[Candidate], known: _Known) -> Tuning:
+    decision, (commit, hardware) = known.decision, _facts(known.statuses)
+    is_spent = decision.num_blocks == request.blocks and not decision.is_final
     further = replace(request, blocks=2 * request.blocks) if is_spent else request
-    return Tuning(
-        task=config.task.name,
-        cluster=config.cluster.name,
-        folder=str(ready.folder),
-        num_candidates=len(ranked),
-        tried=tuple(_tried(one, decision, values[one.name], statuses, request.blocks) for one in chosen),
+    return replace(
+        unmeasured,
+        tried=tuple(_tried(one, known, request.blocks) for one in chosen),
         best=decision.best,
-        is_decided=is_decided,
-        stopped_by=stopped_by,
+        is_decided=decision.is_final,
         num_blocks=decision.num_blocks,
-        steps=request.steps,
         margin=MARGIN,
         confidence=confidence(len(chosen), request.blocks),
-        estimated_by=_estimated_by(ranked),
         command=proof.command(further.arguments),
-        **_facts(every, statuses),
+        commit=commit,
+        hardware=hardware,
     )
 
 
-def _tried(
-    candidate: Candidate, decision: Decision, values: Mapping[int, float], statuses: RunStatuses, blocks: int
-) -> Tried:
-    judged = decision.judged[candidate.name]
+def _tried(candidate: Candidate, known: _Known, blocks: int) -> Tried:
+    judged, values = known.decision.judged[candidate.name], known.values[candidate.name]
     of_block = [values[block] for block in sorted(values)]
     low = high = None
     if len(of_block) > 1:
@@ -318,8 +322,8 @@ def _tried(
     if comparison is not None and comparison.ratio is not None:
         assert comparison.low is not None and comparison.high is not None
         percents = tuple(100 * (one - 1) for one in (comparison.ratio, comparison.low, comparison.high))
-    runs = [statuses.runs[candidate.name, block] for block in range(blocks)]
-    reasons = [run.reason for run in runs if run.state in (State.failed, State.out_of_memory, State.invalid)]
+    runs = [known.statuses.runs[candidate.name, block] for block in range(blocks)]
+    reasons = [run.reason for run in runs if run.state in FAILED]
     return Tried(
         candidate=candidate,
         outcome=judged.outcome,
@@ -336,13 +340,12 @@ def _tried(
     )
 
 
-def _facts(ready: Session, statuses: RunStatuses) -> dict[str, str]:
+def _facts(statuses: RunStatuses) -> tuple[str, str]:
     """Return the commit and the hardware of the first valid run."""
     for run in statuses.in_state(State.valid):
         facts = measured.of_run(run.folder, run.name.arm, window=None).facts
-        hardware = facts.get("accelerator") or facts.get("host processor model name", "")
-        return {"commit": facts.get("commit", ""), "hardware": hardware}
-    return {}
+        return facts.get("commit", ""), facts.get("accelerator") or facts.get("host processor model name", "")
+    return "", ""
 
 
 def _estimated_by(ranked: Sequence[Candidate]) -> str:
