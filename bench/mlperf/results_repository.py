@@ -27,8 +27,6 @@ from bench.mlperf.score import Score, score
 from bench.mlperf.system_tables import System
 from bench.rules.finding import errors
 
-TABLES = ("llama2_70b_lora", "llama31_8b")
-"""The benchmarks whose published systems runstop compares runs with."""
 _ROUND = re.compile(r"v\d+\.\d+")
 _SAME_FACTOR = 1e-6
 _SAME_MINUTES = 0.01
@@ -135,7 +133,7 @@ class Repository:
             yield _entry(self, folder)
 
 
-def opened(folder: Path, *, round_: str | None = None, benchmarks: Sequence[str] = TABLES) -> Repository:
+def opened(folder: Path, *, benchmarks: Sequence[str], round_: str | None = None) -> Repository:
     """Return the repository of a round in a folder.
 
     Raises:
