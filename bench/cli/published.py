@@ -9,7 +9,7 @@ from bench.cli import arguments
 _BENCHMARKS = ("llama2_70b_lora", "llama31_8b")
 """The benchmarks whose published systems runstop compares runs with."""
 _OWN = Path()
-"""The value of --write without a file."""
+"""The value of --write without a file. Only this object: the path `.` is equal to it."""
 
 
 def _add_published(verbs: arguments.Verbs) -> None:
@@ -50,7 +50,7 @@ def _published(args: argparse.Namespace) -> int:
 
     repository = results_repository.opened(args.folder, round_=args.round, benchmarks=args.benchmark or _BENCHMARKS)
     own = user_folder() / system_tables.OWN / f"{repository.round}.csv"
-    file = own if args.write == _OWN else args.write
+    file = own if args.write is _OWN else args.write
     if file is not None:
         system_tables.require_writable(file)
     print(f"reading the logs of {len(repository.folders)} folders; -v names each", file=sys.stderr)

@@ -168,6 +168,7 @@ def test_a_damaged_table_of_the_user_names_its_line(repository: Path) -> None:
         (lambda folder: [str(folder), "--benchmark", "llama2_70b_lora"], "it has logs of llama31_8b"),
         (lambda folder: [str(folder), "--write", str(folder / "Example/systems/5xBox_n9.json")], "not a table"),
         (lambda folder: [str(folder), "--write", str(folder)], "this path is a folder"),
+        (lambda folder: [str(folder), "--write", "."], "this path is a folder"),
     ],
 )
 def test_wrong_input_is_refused_before_logs_are_read(
