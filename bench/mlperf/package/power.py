@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.contract import regular_files, run_files, telemetry
-from bench.contract.telemetry import READING_COLUMNS, Sample
+from bench.contract.telemetry import Sample
 from bench.errors import ConfigError
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.entry import Entry, Run
@@ -222,15 +222,7 @@ def _recorded(run: Run, result: Result, scope: Scope) -> dict[str, Series]:
 
 
 def _readings(file: Path) -> Series:
-    """Return the readings of a node's meter; lines of another form are skipped, which shows as a gap."""
-    series = []
-    for cells in csv.reader(regular_files.read_text(file, errors="replace").splitlines()):
-        if len(cells) == len(READING_COLUMNS) and cells[0] != READING_COLUMNS[0]:
-            try:
-                series.append((int(cells[0]), float(cells[2])))
-            except ValueError:
-                continue
-    return series
+    return [(reading.time_ms, reading.power_w) for reading in telemetry.readings(file)]
 
 
 def _summed(samples: Sequence[Sample]) -> Series:
