@@ -175,7 +175,7 @@ def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
         noise = losses[:, None] - fitted.losses(progress, lags=fitted.lags)
         of_runs = np.add.reduceat(log_densities(noise, fitted), starts, axis=0)
         most = of_runs.max(axis=1)
-        weights = lag_weights(fitted.lag_scale, fitted.lags)
+        weights = lag_weights(fitted.lags, scale=fitted.lag_scale)
         return -float((np.log(np.exp(of_runs - most[:, None]) @ weights) + most).sum())
 
     x0 = [math.log(getattr(start, name)) for name in names]

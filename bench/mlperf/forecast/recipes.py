@@ -82,7 +82,7 @@ def recipes(curve: Curve) -> tuple[CurveRecipe, ...]:
         share=0.90,
         follows_published=True,
         lags=lags,
-        weights=lag_weights(curve.lag_scale, lags),
+        weights=lag_weights(lags, scale=curve.lag_scale),
         noise=1.0,
         trust=curve.trust,
     )
@@ -92,7 +92,7 @@ def recipes(curve: Curve) -> tuple[CurveRecipe, ...]:
             share=share,
             follows_published=False,
             lags=slow_lags,
-            weights=_students_t(slow_lags, scale=0.4),
+            weights=lag_weights(slow_lags, scale=0.4),
             stretch=stretch,
             noise=2.5,
             trust=0.5,
@@ -114,7 +114,7 @@ def _switching() -> CurveRecipe:
     ).T
     of_offsets = np.exp(-0.5 * (np.log(offsets / 0.016) / 0.6) ** 2)
     columns = [column.ravel() for column in np.meshgrid(lags, offsets, switches, indexing="ij")]
-    weights = np.einsum("i,j,k->ijk", _students_t(lags, scale=0.12), of_offsets / of_offsets.sum(), of_switches)
+    weights = np.einsum("i,j,k->ijk", lag_weights(lags, scale=0.12), of_offsets / of_offsets.sum(), of_switches)
     return CurveRecipe(
         share=0.06,
         follows_published=True,
@@ -125,13 +125,6 @@ def _switching() -> CurveRecipe:
         noise=2.0,
         trust=0.5,
     )
-
-
-def _students_t(lags: Array, *, scale: float) -> Array:
-    """Return the Student t density with 3 degrees of freedom at these lags, scaled to add up to 1."""
-    densities: Array = (1 + (lags / scale) ** 2 / 3) ** -2
-    weights: Array = densities / densities.sum()
-    return weights
 
 
 def posterior(
