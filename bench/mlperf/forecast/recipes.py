@@ -61,17 +61,26 @@ class CurveRecipe:
 
     def log_densities(self, noise: Array, curve: Curve) -> Array:
         """Return the logarithm of the likelihood of all evaluations of a column, from noise in nats."""
-        from scipy.special import log_expit
-
-        scale = self.noise * curve.noise_scale
-        usual = self.trust * (log_expit(noise / scale) + log_expit(-noise / scale)) - math.log(scale)
-        spike = np.where(noise > 0, -self.trust * noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
-        total: Array = np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike).sum(axis=0)
+        total: Array = log_densities(noise, curve, scale=self.noise, trust=self.trust).sum(axis=0)
         return total
 
     def below(self, noise: Array, curve: Curve) -> Array:
         """Return the probability that the noise of an evaluation is lower."""
         return curve.below(noise / self.noise)
+
+
+def log_densities(noise: Array, curve: Curve, *, scale: float = 1.0, trust: float = 1.0) -> Array:
+    """Return the logarithm of the density of each evaluation, which may be a spike, from its noise in nats.
+
+    scale is relative to the noise of the curve.
+    """
+    from scipy.special import log_expit
+
+    width = scale * curve.noise_scale
+    usual = trust * (log_expit(noise / width) + log_expit(-noise / width)) - math.log(width)
+    spike = np.where(noise > 0, -trust * noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
+    densities: Array = np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike)
+    return densities
 
 
 @cache
