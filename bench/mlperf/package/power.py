@@ -21,6 +21,7 @@ from statistics import fmean
 from bench.contract import regular_files, run_files, telemetry
 from bench.contract.telemetry import Sample
 from bench.errors import ConfigError
+from bench.mlperf.gpu_count import as_count
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.entry import Entry, Run
 from bench.mlperf.result import Result
@@ -196,8 +197,7 @@ def _entry_findings(entry: Entry, request: PowerRequest) -> Iterator[Finding]:
 def _num_nodes(run: Run) -> int | None:
     if run.plan is not None:
         return run.plan.world.num_nodes
-    count = run.results[0].system.get("number_of_nodes")
-    return int(count) if isinstance(count, str) and count.isdecimal() else None
+    return as_count(run.results[0].system.get("number_of_nodes"))
 
 
 def _of_run(
