@@ -89,6 +89,8 @@ def pack(request: Request) -> Package:
     """
     _require_free(request)
     require_name(request.org, what="--org", fix="use the spelling of MLPerf's result repositories")
+    if request.power:
+        power.require_valid(request.power)
     runs = [read_run(run) for run in request.runs]
     ruleset = request.ruleset or official.ruleset_of_runs(r.run_start_ms for run in runs for r in run.results)
     entries, findings = _checked_entries(runs, request, ruleset)

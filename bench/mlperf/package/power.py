@@ -92,9 +92,8 @@ def measure(entries: Sequence[Entry], request: PowerRequest) -> tuple[Measured, 
     """Return the power of each run, in the order of entries and runs, and why it is not as the rules require.
 
     Raises:
-        ConfigError: a value of the request, or a meter's file, is not valid.
+        ConfigError: a meter's file is not valid.
     """
-    _require_valid(request)
     by_meter = _metered(request.meters)
     measured: Measured = []
     findings: list[Finding] = []
@@ -139,7 +138,8 @@ def _score_j(entry: Entry, powers: Sequence[RunPower], request: PowerRequest) ->
     return fmean(known) if known and len(known) == len(counted) else None
 
 
-def _require_valid(request: PowerRequest) -> None:
+def require_valid(request: PowerRequest) -> None:
+    """Raise ConfigError for a value that is not possible."""
     if not 0 < request.efficiency <= 1:
         raise ConfigError(
             f"the efficiency of the power supplies is {request.efficiency:g}",
