@@ -24,13 +24,12 @@ from statistics import fmean, median
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import log_expit
 
 from bench.mlperf.benchmarks import BENCHMARKS, Goal
 from bench.mlperf.forecast import Forecast, predict
 from bench.mlperf.forecast.curve import Curve, Reference, is_outside, lag_weights, reference
 from bench.mlperf.forecast.prior import PublishedSystem, prior
-from bench.mlperf.forecast.recipes import SPIKE_SHARE
+from bench.mlperf.forecast.recipes import log_densities
 from bench.mlperf.result import parse
 
 STARTS = {
@@ -175,7 +174,7 @@ def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
         noise = losses[:, None] - fitted.losses(progress, lags=fitted.lags)
         of_runs = np.add.reduceat(log_densities(noise, fitted), starts, axis=0)
         most = of_runs.max(axis=1)
-        weights = lag_weights(fitted.lag_scale, fitted.lags)
+        weights = lag_weights(fitted.lags, scale=fitted.lag_scale)
         return -float((np.log(np.exp(of_runs - most[:, None]) @ weights) + most).sum())
 
     x0 = [math.log(getattr(start, name)) for name in names]
@@ -185,13 +184,6 @@ def _likeliest(runs: Sequence[Trial], start: Curve) -> Curve:
     ]
     options = {"initial_simplex": simplex, "xatol": 1e-3, "fatol": 1e-2, "maxiter": 2000}
     return curve(minimize(cost, x0, method="Nelder-Mead", options=options).x)
-
-
-def log_densities(noise: np.ndarray, curve: Curve) -> np.ndarray:
-    """Return the logarithm of the density of each evaluation of a usual recipe, spikes included."""
-    usual = log_expit(noise / curve.noise_scale) + log_expit(-noise / curve.noise_scale) - math.log(curve.noise_scale)
-    spike = np.where(noise > 0, -noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
-    return np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike)
 
 
 def moments(run: Trial) -> Iterator[Moment]:

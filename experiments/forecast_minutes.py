@@ -50,11 +50,12 @@ SYSTEMS = published.systems
 
 
 def leave_out(benchmark: str, round_: str, submitter: str, system: str) -> None:
-    """Forecast as if this system was not published; an empty system means all of the submitter."""
+    """Forecast as if this system was not published; an empty system means all of the submitter, in all rounds."""
 
     def is_out(of_round: str, name: str) -> bool:
-        own = f"{submitter}/{system}"
-        return of_round == round_ and (name == own or (not system and name.startswith(own)))
+        if not system:
+            return name.startswith(f"{submitter}/")
+        return (of_round, name) == (round_, f"{submitter}/{system}")
 
     def without(name: str | None, gbs: int | None) -> Reference | None:
         known = reference(name, gbs)

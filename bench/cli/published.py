@@ -6,10 +6,13 @@ from pathlib import Path
 
 from bench.cli import arguments
 
+_BENCHMARKS = ("llama2_70b_lora", "llama31_8b")
+"""The benchmarks whose published systems runstop compares runs with."""
+_OWN = Path()
+"""The value of --write without a file. Only this object: the path `.` is equal to it."""
+
 
 def _add_published(verbs: arguments.Verbs) -> None:
-    from bench.mlperf.results_repository import TABLES
-
     parser = arguments.add(
         verbs,
         _published,
@@ -20,7 +23,10 @@ def _add_published(verbs: arguments.Verbs) -> None:
         "folder", type=Path, metavar="DIR", help="a cloned results repository, such as training_results_v5.1, or a part"
     )
     parser.add_argument(
-        "--benchmark", choices=TABLES, action="append", help="read only this benchmark; may be repeated (default: both)"
+        "--benchmark",
+        choices=_BENCHMARKS,
+        action="append",
+        help="read only this benchmark; may be repeated (default: both)",
     )
     parser.add_argument("--round", metavar="vX.Y", help="the round (default: from the name of the folder)")
     parser.add_argument(
@@ -36,20 +42,15 @@ def _add_published(verbs: arguments.Verbs) -> None:
     arguments.takes_json(parser, "one JSON object per system")
 
 
-_OWN = Path()
-"""The value of --write without a file."""
-
-
 def _published(args: argparse.Namespace) -> int:
     from bench.console import published as sheets
     from bench.console import sheet
     from bench.mlperf import results_repository, system_tables
     from bench.user_folder import user_folder
 
-    benchmarks = tuple(args.benchmark or results_repository.TABLES)
-    repository = results_repository.opened(args.folder, round_=args.round, benchmarks=benchmarks)
+    repository = results_repository.opened(args.folder, round_=args.round, benchmarks=args.benchmark or _BENCHMARKS)
     own = user_folder() / system_tables.OWN / f"{repository.round}.csv"
-    file = own if args.write == _OWN else args.write
+    file = own if args.write is _OWN else args.write
     if file is not None:
         system_tables.require_writable(file)
     print(f"reading the logs of {len(repository.folders)} folders; -v names each", file=sys.stderr)

@@ -108,7 +108,7 @@ def read(path: Path) -> Iterator[Sample]:
     Raises:
         OSError: the file cannot be read.
     """
-    with io.TextIOWrapper(io.BufferedReader(regular_files.opened(path)), newline="", errors="replace") as file:
+    with _opened(path) as file:
         yield from _parsed(file)
 
 
@@ -121,6 +121,19 @@ def reading_header() -> str:
 
 def reading_line(reading: Reading) -> str:
     return f"{reading.time_ms},{reading.monotonic_ms},{_cell(float(reading.power_w))}\n"
+
+
+def readings(path: Path) -> Iterator[Reading]:
+    """Yield the readings of a node's meter in order; truncated lines are skipped.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with _opened(path) as file:
+        for cells in _complete(file):
+            if len(cells) == len(READING_COLUMNS) and cells[0] != READING_COLUMNS[0]:
+                with suppress(ValueError):  # another program has written to the file
+                    yield Reading(time_ms=int(cells[0]), monotonic_ms=int(cells[1]), power_w=float(cells[2]))
 
 
 def node_file(samples: Path) -> Path:
@@ -150,8 +163,17 @@ def recent(path: Path) -> list[Sample]:
     return list(_parsed(tail[1:]))  # the first line is the header, or truncated
 
 
+def _opened(path: Path) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(regular_files.opened(path)), newline="", errors="replace")
+
+
+def _complete(text: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line that is not truncated."""
+    return csv.reader(line for line in text if line.endswith("\n"))
+
+
 def _parsed(text: Iterable[str]) -> Iterator[Sample]:
-    for cells in csv.reader(line for line in text if line.endswith("\n")):
+    for cells in _complete(text):
         if len(cells) in (_LEAST_COLUMNS, len(COLUMNS)) and cells[0] != COLUMNS[0]:
             with suppress(ValueError):  # another program has written to the file
                 yield _sample(dict(zip(COLUMNS, cells, strict=False)))

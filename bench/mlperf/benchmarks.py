@@ -165,6 +165,13 @@ LLAMA2_70B_LORA = Benchmark(
     schedule=Schedule(384, skip_per_gbs=0.125, skip=2),
 )
 
+_DECAYS_UNTIL_THE_END = Relation(
+    "opt_learning_rate_decay_steps",
+    "opt_learning_rate_warmup_steps",
+    lambda steps: 1_200_000 - steps,
+    "1200000 minus the warm-up steps",
+)
+
 LLAMA31_8B = Benchmark(
     goals=(Goal(3.3),),
     sequence_length=8192,
@@ -190,12 +197,7 @@ LLAMA31_8B = Benchmark(
         Relation(
             "opt_end_learning_rate", "opt_base_learning_rate", lambda lr: 0.1 * lr, "0.1 x opt_base_learning_rate"
         ),
-        Relation(
-            "opt_learning_rate_decay_steps",
-            "opt_learning_rate_warmup_steps",
-            lambda steps: 1_200_000 - steps,
-            "1200000 minus the warm-up steps",
-        ),
+        _DECAYS_UNTIL_THE_END,
     ),
     order=(("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps"),),
     counts="samples_count",
@@ -225,24 +227,21 @@ def _at_least(key: str, least: float, expected: str) -> Range:
     return Range(key, key, lambda _: least, lambda _: math.inf, expected)
 
 
-_ANY, _NOT_NEGATIVE = 5e-324, 0.0
-"""The smallest number above 0."""
+_ABOVE_ZERO = math.nextafter(0, 1)
+_ADAMW_LLM = (*_ADAMW, _GBS, mllog.GRADIENT_ACCUMULATION_STEPS, "max_sequence_length")
+_LLAMA3: Mapping[str, Value] = {
+    **_adamw(0.9, 0.95, 1e-5, 0.1),
+    "max_sequence_length": 8192,
+    mllog.OPT_GRADIENT_CLIP_NORM: 1.0,
+    _SCHEDULE: _COSINE,
+}
+"""The recipe of Llama 3.1, which gpt_oss_20b also has."""
 
 LLAMA31_405B = Benchmark(
     goals=(Goal(5.6),),
     sequence_length=8192,
-    once=(
-        *(*_ADAMW, _GBS, mllog.GRADIENT_ACCUMULATION_STEPS, "max_sequence_length", "opt_end_learning_rate"),
-        *(_DECAY, _SCHEDULE, "init_checkpoint_step"),
-    ),
-    fixed={
-        **_adamw(0.9, 0.95, 1e-5, 0.1),
-        "max_sequence_length": 8192,
-        mllog.OPT_GRADIENT_CLIP_NORM: 1.0,
-        _SCHEDULE: _COSINE,
-        mllog.EVAL_SAMPLES: 5760,
-        "init_checkpoint_step": 0,
-    },
+    once=(*_ADAMW_LLM, "opt_end_learning_rate", _DECAY, _SCHEDULE, "init_checkpoint_step"),
+    fixed={**_LLAMA3, mllog.EVAL_SAMPLES: 5760, "init_checkpoint_step": 0},
     relations=(
         Relation(_LR, _GBS, lambda gbs: 8e-5 * gbs / 1152, "8e-5 x global_batch_size / 1152"),
         Relation(
@@ -273,26 +272,16 @@ GPT3 = Benchmark(
         "opt_adam_epsilon": 1e-8,
         mllog.OPT_GRADIENT_CLIP_NORM: 1.0,
     },
-    ranges=(_at_least("init_checkpoint_step", _ANY, "a step above 0"),),
+    ranges=(_at_least("init_checkpoint_step", _ABOVE_ZERO, "a step above 0"),),
     counts="epoch_num",
 )
 
 GPT_OSS_20B = Benchmark(
     goals=(Goal(3.34),),
     sequence_length=8192,
-    once=(
-        *(*_ADAMW, _GBS, mllog.GRADIENT_ACCUMULATION_STEPS, "max_sequence_length", "opt_end_learning_rate"),
-        *(_DECAY, _SCHEDULE, "max_steps"),
-    ),
-    fixed={
-        **_adamw(0.9, 0.95, 1e-5, 0.1),
-        "max_sequence_length": 8192,
-        mllog.OPT_GRADIENT_CLIP_NORM: 1.0,
-        _SCHEDULE: _COSINE,
-        mllog.EVAL_SAMPLES: 1024,
-        "max_steps": 1_200_000,
-    },
-    relations=(Relation(_DECAY, _WARMUP, lambda steps: 1_200_000 - steps, "1200000 minus the warm-up steps"),),
+    once=(*_ADAMW_LLM, "opt_end_learning_rate", _DECAY, _SCHEDULE, "max_steps"),
+    fixed={**_LLAMA3, mllog.EVAL_SAMPLES: 1024, "max_steps": 1_200_000},
+    relations=(_DECAYS_UNTIL_THE_END,),
     order=((_WARMUP, _DECAY),),
     counts="samples_count",
 )
@@ -300,10 +289,7 @@ GPT_OSS_20B = Benchmark(
 DEEPSEEKV3_671B = Benchmark(
     goals=(Goal(3.6),),
     sequence_length=4096,
-    once=(
-        *(*_ADAMW, _GBS, mllog.GRADIENT_ACCUMULATION_STEPS, "max_sequence_length", "max_steps", _DECAY, _SCHEDULE),
-        "moe_aux_loss_coeff",
-    ),
+    once=(*_ADAMW_LLM, "max_steps", _DECAY, _SCHEDULE, "moe_aux_loss_coeff"),
     fixed={
         **_adamw(0.9, 0.95, 1e-8, 0.1),
         "max_sequence_length": 4096,
@@ -339,8 +325,8 @@ FLUX1 = Benchmark(
         ),
     ),
     ranges=(
-        _at_least(_LR, _NOT_NEGATIVE, "at least 0"),
-        _at_least(_WARMUP, _NOT_NEGATIVE, "at least 0"),
+        _at_least(_LR, 0, "at least 0"),
+        _at_least(_WARMUP, 0, "at least 0"),
     ),
     order=((_GBS, "evaluation_frequency"),),
     counts="samples_count",
@@ -399,8 +385,8 @@ DLRMV4 = Benchmark(
 QWEN35_397B_GRPO = Benchmark(
     goals=(Goal(0.69, higher_is_better=True, is_exclusive=True),),
     once=(
-        *(*_ADAMW, _GBS, mllog.GRADIENT_ACCUMULATION_STEPS, "max_sequence_length", "init_checkpoint_step"),
-        *("max_steps", _SCHEDULE, "num_prompts_per_step", "num_generations_per_prompt"),
+        *(*_ADAMW_LLM, "init_checkpoint_step", "max_steps", _SCHEDULE, "num_prompts_per_step"),
+        "num_generations_per_prompt",
         *(
             f"generation_{kind}_rollout_{name}"
             for kind in ("training", "validation")

@@ -10,7 +10,7 @@ from bench.mlperf.reader import printable
 
 def num_gpus(log: Log, system: dict[str, Any]) -> int | None:
     """Return the GPU count of the SYSJSON record, else of our own records; None on CPUs, or if neither is logged."""
-    nodes, per_node = (_as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
+    nodes, per_node = (as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     if nodes and per_node:
         return nodes * per_node
     if log.value("accelerator") in (None, "cpu"):
@@ -30,7 +30,7 @@ def conflict(log: Log, system: dict[str, Any]) -> str:
     some. The name of the platform then has another number. Such names are `8xDGX`,
     `1xXE7745x4H200-NVL-141GB`, `1xSR680aV3-8xH200_SXM` and `GX2560M7_H100_SXM_80GBx4`.
     """
-    nodes, per_node = (_as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
+    nodes, per_node = (as_count(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     if not nodes or not per_node:
         return ""
     if NO_DEVICES in str(system.get("accelerator_model_name")):
@@ -49,5 +49,6 @@ _GPUS_OF_NAME = re.compile(
 )
 
 
-def _as_count(text: Any) -> int | None:
+def as_count(text: Any) -> int | None:
+    """Return a count of a SYSJSON record, whose values are texts; None for anything else."""
     return int(text) if isinstance(text, str) and re.fullmatch(r"[0-9]{1,7}", text) else None

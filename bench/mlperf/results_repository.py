@@ -5,7 +5,6 @@ github.com/mlcommons/training_results_v5.1. A part of a repository is enough. Mi
 `bench.mlperf.score` does; `scaling.json` and `summary.json` of the repository are only compared with them.
 """
 
-import json
 import logging
 import re
 from collections import Counter
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.contract import mllog, regular_files
+from bench.contract import atomic_files, mllog
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import gpu_count, system_tables
 from bench.mlperf.benchmarks import BENCHMARKS
@@ -27,8 +26,6 @@ from bench.mlperf.score import Score, score
 from bench.mlperf.system_tables import System
 from bench.rules.finding import errors
 
-TABLES = ("llama2_70b_lora", "llama31_8b")
-"""The benchmarks whose published systems runstop compares runs with."""
 _ROUND = re.compile(r"v\d+\.\d+")
 _SAME_FACTOR = 1e-6
 _SAME_MINUTES = 0.01
@@ -135,7 +132,7 @@ class Repository:
             yield _entry(self, folder)
 
 
-def opened(folder: Path, *, round_: str | None = None, benchmarks: Sequence[str] = TABLES) -> Repository:
+def opened(folder: Path, *, benchmarks: Sequence[str], round_: str | None = None) -> Repository:
     """Return the repository of a round in a folder.
 
     Raises:
@@ -189,7 +186,7 @@ def write(file: Path, entries: Sequence[Entry], *, source: str) -> int:
 def _entry(repository: Repository, folder: Path) -> Entry:
     submitter, system, benchmark = folder.parents[2].name, folder.parent.name, folder.name
     described = folder.parents[2] / "systems" / f"{system}.json"
-    description, notes = _object(described), []
+    description, notes = atomic_files.read_object(described), []
     if not description:
         notes.append(f"there is no readable system description {described.name}")
     base: dict[str, Any] = {
@@ -208,7 +205,8 @@ def _entry(repository: Repository, folder: Path) -> Entry:
     notes += [finding.what for finding in errors(scored.findings)]
     if scored.benchmark != benchmark:
         notes.append(f"the logs are of {scored.benchmark or 'several benchmarks'}, not of {benchmark}")
-    return Entry(**base, **_hardware(description, scored), **_numbers(scored, description), notes=tuple(notes))
+    hardware = _hardware(description, scored)
+    return Entry(**base, **hardware, **_numbers(scored, num_gpus=hardware["num_gpus"]), notes=tuple(notes))
 
 
 _NO_LOGS: dict[str, Any] = {
@@ -236,13 +234,12 @@ def _hardware(description: Mapping[str, Any], scored: Score | None) -> dict[str,
     }
 
 
-def _numbers(scored: Score, description: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(scored: Score, *, num_gpus: int | None) -> dict[str, Any]:
     """Return what the logs say."""
     valid = [result for result in scored.results if result.valid]
     samples = [result.samples_to_target for result in valid if result.samples_to_target is not None]
     speeds = [result.throughput_samples_s for result in valid if result.throughput_samples_s]
-    num_gpus, gbs = _hardware(description, scored)["num_gpus"], scored.global_batch_size
-    known = BENCHMARKS.get(scored.benchmark or "")
+    gbs, known = scored.global_batch_size, BENCHMARKS.get(scored.benchmark or "")
     row = known.sequence_length if known else None
     single = valid[0].minutes if len(scored.results) == len(valid) == 1 else None
     return {
@@ -293,7 +290,7 @@ def _differences(repository: Repository, folder: Path, scored: Score, descriptio
     no_devices = (gpu_count.NO_DEVICES in str(result.system.get("accelerator_model_name")) for result in scored.results)
     if any(no_devices):
         yield "a log's own record of the system lists no devices"
-    stored = _object(folder / "scaling.json").get("scaling_factor", 1.0)
+    stored = atomic_files.read_object(folder / "scaling.json").get("scaling_factor", 1.0)
     factor = scored.rcp_factor
     if factor is not None and is_number(stored) and abs(stored - factor) > _SAME_FACTOR:
         yield f"scaling.json has the factor {stored:.6f}, but MLPerf's RCP checker computes {factor:.6f}, which is used"
@@ -307,23 +304,9 @@ def _differences(repository: Repository, folder: Path, scored: Score, descriptio
         yield f"the repository's summary has {printed:.3f} min, but the logs have {ours}"
 
 
-def _object(file: Path) -> dict[str, Any]:
-    """Return a JSON object; empty if the file has none."""
-    content = _json(file)
-    return content if isinstance(content, dict) else {}
-
-
 def _rows(file: Path) -> list[dict[str, Any]]:
-    content = _json(file)
+    content = atomic_files.read(file)
     return [row for row in content if isinstance(row, dict)] if isinstance(content, list) else []
-
-
-def _json(file: Path) -> Any:
-    try:
-        with regular_files.opened(file, max_bytes=regular_files.MAX_BYTES) as opened_file:
-            return json.loads(opened_file.read().decode("utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def _count(record: Mapping[str, Any], name: str) -> int | None:

@@ -113,10 +113,7 @@ def read(table: Traversable | Path, *, benchmark: str) -> Iterator[System]:
 
 
 def _text(table: Traversable | Path) -> str:
-    if not isinstance(table, Path):
-        return table.read_text("utf-8")
-    with regular_files.opened(table, follows_links=True, max_bytes=regular_files.MAX_BYTES) as file:
-        return file.read().decode("utf-8")
+    return regular_files.read_text(table, follows_links=True) if isinstance(table, Path) else table.read_text("utf-8")
 
 
 def _system(row: Mapping[str, str]) -> System:

@@ -55,7 +55,6 @@ def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     gpu_facts, refused, links = gpus()
     return Machine(
-        cpu=cpu_model(),
         num_cpus=os.cpu_count(),
         memory_gib=round(host_memory.total_bytes() / 2**30, 1),
         memory_limit_gib=memory_limit_gib(),
@@ -79,12 +78,12 @@ def machine(*, results: Results, paths: tuple[NeededPath, ...]) -> Machine:
 
 
 def processors() -> dict[str, Any]:
-    """Return the sockets, cores, clock and caches of this node's CPUs, as far as the kernel knows them."""
-    lines = [line.partition(":") for line in (text(Path("/proc/cpuinfo")) or "").splitlines()]
-    sockets = {value.strip() for name, _, value in lines if name.strip() == "physical id"}
-    cores = [value.strip() for name, _, value in lines if name.strip() == "cpu cores"]
+    """Return the model, sockets, cores, clock and caches of this node's CPUs, as far as the kernel knows them."""
+    known = _cpuinfo()
+    sockets, cores = set(known.get("physical id", ())), known.get("cpu cores")
     khz = text(CPU / "cpufreq/cpuinfo_max_freq") or ""
     return {
+        "cpu": _model(known),
         "num_sockets": len(sockets) or None,
         "cores_per_socket": int(cores[0]) if cores and cores[0].isdigit() else None,
         "max_cpu_mhz": int(khz) // 1000 if khz.isdigit() else None,
@@ -114,17 +113,28 @@ def disks() -> tuple[Disk, ...]:
     for folder in sorted(BLOCK.glob("*")):
         sectors = text(folder / "size") or ""
         if (folder / "device").exists() and sectors.isdigit() and int(sectors):
-            is_hdd = text(folder / "queue/rotational") == "1"
-            rotating = "HDD" if is_hdd else "SSD"
-            kind = {"nv": "NVMe SSD", "vd": "virtual disk"}.get(folder.name[:2], rotating)
+            usual = "HDD" if text(folder / "queue/rotational") == "1" else "SSD"
+            kind = {"nv": "NVMe SSD", "vd": "virtual disk"}.get(folder.name[:2], usual)
             gib = int(sectors) * SECTOR_BYTES // 2**30
             listed.append(Disk(folder.name, kind, gib, text(folder / "device/model")))
     return tuple(listed)
 
 
 def cpu_model() -> str | None:
-    lines = (line.partition(":") for line in (text(Path("/proc/cpuinfo")) or "").splitlines())
-    return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+    return _model(_cpuinfo())
+
+
+def _cpuinfo() -> dict[str, list[str]]:
+    """Return the values of each field of /proc/cpuinfo, in the order of the CPUs."""
+    values: dict[str, list[str]] = {}
+    for line in (text(Path("/proc/cpuinfo")) or "").splitlines():
+        name, _, value = line.partition(":")
+        values.setdefault(name.strip(), []).append(value.strip())
+    return values
+
+
+def _model(known: dict[str, list[str]]) -> str | None:
+    return next(iter(known.get("model name", ())), None)
 
 
 def operating_system() -> str | None:

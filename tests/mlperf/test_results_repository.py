@@ -66,7 +66,7 @@ def forget() -> None:
 
 
 def entry(folder: Path) -> results_repository.Entry:
-    (only,) = results_repository.opened(folder).entries()
+    (only,) = results_repository.opened(folder, benchmarks=["llama31_8b"]).entries()
     return only
 
 
@@ -137,6 +137,24 @@ def test_a_written_table_is_used_by_reports_and_forecasts(repository: Path, caps
     assert run(str(repository), "--write") == 0  # again, over its own table
 
 
+def test_a_system_of_a_written_table_is_counted_once(repository: Path) -> None:
+    """Its runs are also in the shipped file of runs."""
+    before = priors.counted_systems("llama2_70b_lora")
+    shipped = next(one for one in before if one.round == "v5.1")
+    submitter, _, name = shipped.system.partition("/")
+    again = replace(
+        next(iter(published.systems("llama2_70b_lora"))),
+        **{"round": "v5.1", "submitter": submitter, "system": name, "samples": shipped.counts},
+        **{"global_batch_size": shipped.global_batch_size, "eval_interval": shipped.interval},
+    )
+    table = system_tables.user_folder() / system_tables.OWN / "v5.1.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text(system_tables.text([again], notes=[]))
+    forget()
+    after = priors.counted_systems("llama2_70b_lora")
+    assert sorted(map(str, after)) == sorted(map(str, before))
+
+
 def test_a_score_is_compared_with_published_ones_on_as_many_gpus(kept_logs: Path) -> None:
     """Round v5.1 has four systems with 16 GPUs: 51.827, 59.561, 60.811 and 61.380 minutes."""
     scored = replace(score(kept_logs), num_gpus=16)
@@ -168,6 +186,7 @@ def test_a_damaged_table_of_the_user_names_its_line(repository: Path) -> None:
         (lambda folder: [str(folder), "--benchmark", "llama2_70b_lora"], "it has logs of llama31_8b"),
         (lambda folder: [str(folder), "--write", str(folder / "Example/systems/5xBox_n9.json")], "not a table"),
         (lambda folder: [str(folder), "--write", str(folder)], "this path is a folder"),
+        (lambda folder: [str(folder), "--write", "."], "this path is a folder"),
     ],
 )
 def test_wrong_input_is_refused_before_logs_are_read(

@@ -1,4 +1,4 @@
-"""Records of slow ranks in a log, which may be damaged, and GPU samples of earlier versions."""
+"""Records of slow ranks in a log, which may be damaged, and samples of GPUs and nodes in old or damaged files."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,3 +44,9 @@ def test_samples_without_the_newer_columns_are_read(tmp_path: Path) -> None:
     [sample] = telemetry.read(path)
     assert (sample.gpu, sample.throttle, sample.pcie_lanes) == (3, ("power brake",), None)
     assert telemetry.newest(path) == [sample]
+
+
+def test_a_truncated_reading_of_a_node_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "node.csv"
+    path.write_text(f"{telemetry.reading_header()}1000,20,9000.5\n2000,high,1\n2000,30\n3000,40,900")
+    assert list(telemetry.readings(path)) == [telemetry.Reading(time_ms=1000, monotonic_ms=20, power_w=9000.5)]

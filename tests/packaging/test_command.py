@@ -105,3 +105,13 @@ for name in bench.__all__:
         assert done.stdout == "[]\n", done.stderr
     with pytest.raises(AttributeError, match="'bench' has no attribute 'nothing'"):
         _ = bench.nothing
+
+
+def test_a_verb_imports_what_it_needs_only_when_it_runs() -> None:
+    """All verbs are defined at every start, so an import in a definition slows down each of them."""
+    command = [sys.executable, "-X", "importtime", "-m", "bench", "parse", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "bench.cli.judge" in imported
+    heavy = ("bench.mlperf", "bench.planning.compose", "bench.rules", "hydra", "matplotlib", "msgspec", "numpy", "rich")
+    assert imported.isdisjoint(heavy)

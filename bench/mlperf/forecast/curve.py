@@ -26,9 +26,6 @@ from bench.mlperf.published import DATA, Convergence, reference_mean, samples_to
 BAND_SHARE = 0.99
 """Share of the evaluations of runs like the published ones that are inside the reference band."""
 Array = NDArray[np.float64]
-_LAG_STEP = 0.025
-LAGS: Array = np.arange(-40, 161) / 40
-"""The lags in the sums, in progress. The slowest published recipe is 2.3 behind the reference."""
 _FARTHEST_PROGRESS = (-2.0, 20.0)
 """The limits of the curve; only a damaged log is beyond."""
 _GRID_MEANS = 3
@@ -62,9 +59,10 @@ class Curve:
 
     @property
     def lags(self) -> Array:
-        """The lags of a sum, from -1 to 4."""
-        steps = np.arange(round(-1 / self.lag_step), round(4 / self.lag_step) + 1)
-        return LAGS if self.lag_step == _LAG_STEP else (steps * self.lag_step).astype(np.float64)
+        """The lags of a sum, from -1 to 4, in progress. The slowest published recipe is 2.3 behind the reference."""
+        steps_per_progress = round(1 / self.lag_step)
+        lags: Array = np.arange(-steps_per_progress, 4 * steps_per_progress + 1) / steps_per_progress
+        return lags
 
     def loss(self, progress: float) -> float:
         """Return the loss of a run with no lag, without noise."""
@@ -142,9 +140,9 @@ def fitted_curve(benchmark: str) -> Curve | None:
     return Curve(**json.loads(fitted.read_text("utf-8"))) if fitted.is_file() else None
 
 
-def lag_weights(lag_scale: float, lags: Array = LAGS) -> Array:
+def lag_weights(lags: Array, *, scale: float) -> Array:
     """Return the probability of each lag: the Student t density with 3 degrees of freedom, scaled to add up to 1."""
-    densities: Array = (1 + (lags / lag_scale) ** 2 / 3) ** -2
+    densities: Array = (1 + (lags / scale) ** 2 / 3) ** -2
     weights: Array = densities / densities.sum()
     return weights
 
@@ -203,7 +201,7 @@ def _band_point(samples: int, known: Reference, curve: Curve) -> BandPoint:
 def _share_below(loss: float, samples: float, known: Reference, curve: Curve) -> float:
     """Return the share of runs whose loss is lower at this number of samples."""
     losses = curve.losses(np.array([known.progress(samples)]), lags=curve.lags)[0]
-    return float(curve.below(loss - losses) @ lag_weights(curve.lag_scale, curve.lags))
+    return float(curve.below(loss - losses) @ lag_weights(curve.lags, scale=curve.lag_scale))
 
 
 def _loss_above(share: float, samples: int, known: Reference, curve: Curve) -> float:

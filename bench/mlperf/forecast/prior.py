@@ -67,13 +67,14 @@ class Prior:
 def counted_systems(benchmark: str) -> tuple[PublishedSystem, ...]:
     """Return every published system with its runs' samples to target; empty for a benchmark without them.
 
-    They are in a file of their own, or in the table of systems.
+    They are in a file of their own, or in the table of systems, which takes precedence.
     """
     table = DATA / f"{benchmark}_samples.json"
     counted = (one for one in systems(benchmark) if one.samples and one.eval_interval and one.global_batch_size)
     listed = tuple(map(_counted, counted))
     if not table.is_file():
         return listed
+    names = {(one.round, one.system) for one in listed}
     return listed + tuple(
         PublishedSystem(
             round=row["round"],
@@ -83,6 +84,7 @@ def counted_systems(benchmark: str) -> tuple[PublishedSystem, ...]:
             counts=tuple((int(samples), runs) for samples, runs in row["counts"].items()),
         )
         for row in json.loads(table.read_text("utf-8"))["systems"]
+        if (row["round"], row["system"]) not in names
     )
 
 

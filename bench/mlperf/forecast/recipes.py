@@ -61,17 +61,26 @@ class CurveRecipe:
 
     def log_densities(self, noise: Array, curve: Curve) -> Array:
         """Return the logarithm of the likelihood of all evaluations of a column, from noise in nats."""
-        from scipy.special import log_expit
-
-        scale = self.noise * curve.noise_scale
-        usual = self.trust * (log_expit(noise / scale) + log_expit(-noise / scale)) - math.log(scale)
-        spike = np.where(noise > 0, -self.trust * noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
-        total: Array = np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike).sum(axis=0)
+        total: Array = log_densities(noise, curve, scale=self.noise, trust=self.trust).sum(axis=0)
         return total
 
     def below(self, noise: Array, curve: Curve) -> Array:
         """Return the probability that the noise of an evaluation is lower."""
         return curve.below(noise / self.noise)
+
+
+def log_densities(noise: Array, curve: Curve, *, scale: float = 1.0, trust: float = 1.0) -> Array:
+    """Return the logarithm of the density of each evaluation, which may be a spike, from its noise in nats.
+
+    scale is relative to the noise of the curve.
+    """
+    from scipy.special import log_expit
+
+    width = scale * curve.noise_scale
+    usual = trust * (log_expit(noise / width) + log_expit(-noise / width)) - math.log(width)
+    spike = np.where(noise > 0, -trust * noise / curve.spike_nats - math.log(curve.spike_nats), -np.inf)
+    densities: Array = np.logaddexp(math.log(1 - SPIKE_SHARE) + usual, math.log(SPIKE_SHARE) + spike)
+    return densities
 
 
 @cache
@@ -82,7 +91,7 @@ def recipes(curve: Curve) -> tuple[CurveRecipe, ...]:
         share=0.90,
         follows_published=True,
         lags=lags,
-        weights=lag_weights(curve.lag_scale, lags),
+        weights=lag_weights(lags, scale=curve.lag_scale),
         noise=1.0,
         trust=curve.trust,
     )
@@ -92,7 +101,7 @@ def recipes(curve: Curve) -> tuple[CurveRecipe, ...]:
             share=share,
             follows_published=False,
             lags=slow_lags,
-            weights=_students_t(slow_lags, scale=0.4),
+            weights=lag_weights(slow_lags, scale=0.4),
             stretch=stretch,
             noise=2.5,
             trust=0.5,
@@ -114,7 +123,7 @@ def _switching() -> CurveRecipe:
     ).T
     of_offsets = np.exp(-0.5 * (np.log(offsets / 0.016) / 0.6) ** 2)
     columns = [column.ravel() for column in np.meshgrid(lags, offsets, switches, indexing="ij")]
-    weights = np.einsum("i,j,k->ijk", _students_t(lags, scale=0.12), of_offsets / of_offsets.sum(), of_switches)
+    weights = np.einsum("i,j,k->ijk", lag_weights(lags, scale=0.12), of_offsets / of_offsets.sum(), of_switches)
     return CurveRecipe(
         share=0.06,
         follows_published=True,
@@ -125,13 +134,6 @@ def _switching() -> CurveRecipe:
         noise=2.0,
         trust=0.5,
     )
-
-
-def _students_t(lags: Array, *, scale: float) -> Array:
-    """Return the Student t density with 3 degrees of freedom at these lags, scaled to add up to 1."""
-    densities: Array = (1 + (lags / scale) ** 2 / 3) ** -2
-    weights: Array = densities / densities.sum()
-    return weights
 
 
 def posterior(

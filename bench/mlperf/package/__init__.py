@@ -30,7 +30,7 @@ from bench.mlperf.package.entry import (
     require_name,
     run_findings,
 )
-from bench.mlperf.package.power import PowerRequest, RunPower
+from bench.mlperf.package.power import PowerRequest
 from bench.mlperf.reader import printable
 from bench.mlperf.system_fields import COUNTS
 from bench.rules.finding import Finding, broken, errors
@@ -89,21 +89,23 @@ def pack(request: Request) -> Package:
     """
     _require_free(request)
     require_name(request.org, what="--org", fix="use the spelling of MLPerf's result repositories")
+    if request.power:
+        power.require_valid(request.power)
     runs = [read_run(run) for run in request.runs]
     ruleset = request.ruleset or official.ruleset_of_runs(r.run_start_ms for run in runs for r in run.results)
     entries, findings = _checked_entries(runs, request, ruleset)
     division = division_of(entries, requested=request.division)
     descriptions = _descriptions(entries, request, division)
     findings += _description_findings(descriptions)
-    powers, more = _measured(entries, request.power)
-    findings += more
+    measured, problems = power.measure(entries, request.power) if request.power else ([], [])
+    findings += problems
     _require_submittable(findings, request)
     for run in runs:
         _require_no_secret(run)
     with _package_folder(request.folder) as part:
         submission = part / request.org
         _write_submission(submission, entries, descriptions, forced=errors(findings))
-        energy_j = _write_power(submission, powers, request.power)
+        energy_j = power.write(submission, measured, request.power) if request.power else {}
         checked = checkers.check(submission, ruleset=ruleset)
         findings += checkers.findings(checked)
         _require_submittable(findings, request)
@@ -204,31 +206,6 @@ def _description_findings(descriptions: Mapping[str, Mapping[str, str]]) -> Iter
             if (value := description[field]) and not value.isdecimal():
                 what = f"systems/{name}.json: {field} is {value!r:.80}, which is not a whole number"
                 yield broken("PCK-10", what, f"systems/{name}.json")
-
-
-def _measured(
-    entries: Sequence[Entry], request: PowerRequest | None
-) -> tuple[list[tuple[Entry, list[RunPower]]], list[Finding]]:
-    """Return the power of each entry, and what is wrong with it; nothing if no power is wanted."""
-    powers, findings = [], []
-    for entry in entries if request is not None else ():
-        of_entry, problems = power.measure(entry, request or PowerRequest())
-        powers.append((entry, of_entry))
-        findings += problems
-    return powers, findings
-
-
-def _write_power(
-    submission: Path, powers: Sequence[tuple[Entry, list[RunPower]]], request: PowerRequest | None
-) -> dict[str, float]:
-    """Write the power of each entry; return the energies by folder."""
-    energies = {}
-    for entry, of_entry in powers:
-        folder = f"results/{entry.system}/{entry.benchmark}"
-        power.write(submission / folder, of_entry, request or PowerRequest())
-        if (energy := power.score_j(entry, of_entry, request or PowerRequest())) is not None:
-            energies[folder] = energy
-    return energies
 
 
 def _require_no_secret(run: Run) -> None:

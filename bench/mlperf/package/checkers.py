@@ -148,23 +148,20 @@ def _run(checker: Callable[[], object], *, passes: Callable[[list[str]], bool], 
     output = [(level, text.replace(f"{root}/", "").strip()) for level, text in records]
     output = [(level, text) for level, text in output if text.strip("-")]
     transcript = [text for _, text in output]
-    expected = _expected(Path(root))
-    messages = {text: level for level, text in output if level >= logging.WARNING and not expected(text)}
+    messages = {
+        text: level for level, text in output if level >= logging.WARNING and not _is_expected(text, Path(root))
+    }
     failures = tuple(text for text, level in messages.items() if level >= logging.ERROR)
     return CheckerResult(not stopped and passes(transcript), tuple(messages), tuple(transcript), failures)
 
 
-def _expected(root: Path) -> Callable[[str], bool]:
+def _is_expected(message: str, root: Path) -> bool:
     """Return whether a message only says that there are the power and the scaling of results, which belong there."""
-
-    def expected(text: str) -> bool:
-        match = _UNKNOWN_FILES.match(text)
-        if match is None:
-            return False
-        names = {path.name for path in (root / match["folder"]).glob("*")}
-        return all(name in ("power", "scaling.json") or _RESULT.fullmatch(name) for name in names)
-
-    return expected
+    match = _UNKNOWN_FILES.match(message)
+    if match is None:
+        return False
+    names = {path.name for path in (root / match["folder"]).glob("*")}
+    return all(name in ("power", "scaling.json") or _RESULT.fullmatch(name) for name in names)
 
 
 _UNKNOWN_FILES = re.compile(

@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.contract import regular_files, run_files, telemetry
-from bench.contract.telemetry import READING_COLUMNS, Sample
+from bench.contract.telemetry import Sample
 from bench.errors import ConfigError
+from bench.mlperf.gpu_count import as_count
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.entry import Entry, Run
 from bench.mlperf.result import Result
@@ -83,25 +84,39 @@ class RunPower:
         return energy + sum(request.switches_w) * (stop - start) / 1000
 
 
-def measure(entry: Entry, request: PowerRequest) -> tuple[list[RunPower], list[Finding]]:
-    """Return the power of each run of an entry, in its order, and why it is not as the rules require.
+Measured = list[tuple[Entry, list[RunPower]]]
+"""The power of each run of each entry."""
+
+
+def measure(entries: Sequence[Entry], request: PowerRequest) -> tuple[Measured, list[Finding]]:
+    """Return the power of each run, in the order of entries and runs, and why it is not as the rules require.
 
     Raises:
-        ConfigError: a value of the request, or a meter's file, is not valid.
+        ConfigError: a meter's file is not valid.
     """
-    _require_valid(request)
     by_meter = _metered(request.meters)
-    powers, findings = [], list(_entry_findings(entry, request))
-    for run in entry.runs:
-        for result in run.results:
-            power, problems = _of_run(run, result, by_meter, request)
-            powers.append(power)
-            findings += problems
-    return powers, findings
+    measured: Measured = []
+    findings: list[Finding] = []
+    for entry in entries:
+        findings += _entry_findings(entry, request)
+        of_runs = [_of_run(run, result, by_meter, request) for run in entry.runs for result in run.results]
+        measured.append((entry, [power for power, _ in of_runs]))
+        findings += [problem for _, problems in of_runs for problem in problems]
+    return measured, findings
 
 
-def write(folder: Path, powers: Sequence[RunPower], request: PowerRequest) -> None:
-    """Write power/ into the folder results/<system>/<benchmark> of a submission."""
+def write(submission: Path, measured: Measured, request: PowerRequest) -> dict[str, float]:
+    """Write power/ into each folder results/<system>/<benchmark> of a submission; return the energies by folder."""
+    energies_j = {}
+    for entry, powers in measured:
+        folder = f"results/{entry.system}/{entry.benchmark}"
+        _write_entry(submission / folder, powers, request)
+        if (energy_j := _score_j(entry, powers, request)) is not None:
+            energies_j[folder] = energy_j
+    return energies_j
+
+
+def _write_entry(folder: Path, powers: Sequence[RunPower], request: PowerRequest) -> None:
     for number, power in enumerate(powers):
         here = folder / "power" / f"result_{number}"
         here.mkdir(parents=True)
@@ -113,7 +128,7 @@ def write(folder: Path, powers: Sequence[RunPower], request: PowerRequest) -> No
             (here / f"sw_{index}.txt").write_text("".join(lines))
 
 
-def score_j(entry: Entry, powers: Sequence[RunPower], request: PowerRequest) -> float | None:
+def _score_j(entry: Entry, powers: Sequence[RunPower], request: PowerRequest) -> float | None:
     """Return the mean energy of the runs that count in the olympic mean of the times; None if one is unknown."""
     timed = [(p.result.minutes, p.energy_j(request)) for p in powers if p.result.valid and p.result.minutes is not None]
     energies = [energy for _, energy in sorted(timed, key=lambda each: each[0])]
@@ -123,7 +138,8 @@ def score_j(entry: Entry, powers: Sequence[RunPower], request: PowerRequest) -> 
     return fmean(known) if known and len(known) == len(counted) else None
 
 
-def _require_valid(request: PowerRequest) -> None:
+def require_valid(request: PowerRequest) -> None:
+    """Raise ConfigError for a value that is not possible."""
     if not 0 < request.efficiency <= 1:
         raise ConfigError(
             f"the efficiency of the power supplies is {request.efficiency:g}",
@@ -181,8 +197,7 @@ def _entry_findings(entry: Entry, request: PowerRequest) -> Iterator[Finding]:
 def _num_nodes(run: Run) -> int | None:
     if run.plan is not None:
         return run.plan.world.num_nodes
-    count = run.results[0].system.get("number_of_nodes")
-    return int(count) if isinstance(count, str) and count.isdecimal() else None
+    return as_count(run.results[0].system.get("number_of_nodes"))
 
 
 def _of_run(
@@ -222,15 +237,7 @@ def _recorded(run: Run, result: Result, scope: Scope) -> dict[str, Series]:
 
 
 def _readings(file: Path) -> Series:
-    """Return the readings of a node's meter; lines of another form are skipped, which shows as a gap."""
-    series = []
-    for cells in csv.reader(regular_files.read_text(file, errors="replace").splitlines()):
-        if len(cells) == len(READING_COLUMNS) and cells[0] != READING_COLUMNS[0]:
-            try:
-                series.append((int(cells[0]), float(cells[2])))
-            except ValueError:
-                continue
-    return series
+    return [(reading.time_ms, reading.power_w) for reading in telemetry.readings(file)]
 
 
 def _summed(samples: Sequence[Sample]) -> Series:

@@ -15,7 +15,7 @@ from bench.contract.schema import Device
 from bench.errors import ConfigError
 from bench.mlperf import log as logs
 from bench.mlperf import reader
-from bench.mlperf.gpu_count import NO_DEVICES
+from bench.mlperf.gpu_count import NO_DEVICES, as_count
 from bench.mlperf.result import Result
 from bench.mlperf.system_fields import FIELDS, NEEDED, OF_ACCELERATORS
 
@@ -152,10 +152,8 @@ def _counted(texts: Iterable[str]) -> str:
 
 def _counts_agree(result: Result) -> bool:
     """Return whether the run script described all nodes; some scripts describe only one."""
-    counts = (result.system.get("number_of_nodes"), result.system.get("accelerators_per_node"))
-    if not all(isinstance(count, str) and count.isdecimal() for count in counts):
-        return False
-    return int(str(counts[0])) * int(str(counts[1])) == result.num_gpus
+    nodes, per_node = (as_count(result.system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
+    return nodes is not None and per_node is not None and nodes * per_node == result.num_gpus
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
