@@ -105,6 +105,11 @@ def test_telemetry_gives_the_reason(tmp_path: Path) -> None:
         "GPU 2 PCIe lanes 8, others 16",
         "GPU 2 has 3 uncorrected ECC errors",
     )
+    for path in tmp_path.glob(run_files.telemetry(0, "*")):  # read once, not in each further window
+        path.unlink()
+    assert not ranks.window({6: 0.2})
+    summary = ranks.slow.summary()
+    assert summary is not None and summary["slow"][0]["reasons"] == list(slow.reasons)
 
 
 def _sample(gpu: int, *, is_bad: bool) -> Sample:
