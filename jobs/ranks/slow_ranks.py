@@ -116,8 +116,8 @@ class SlowRanks:
             self._evaluations.append(windows)
         self._slow_in.append(self._slow_ranks(windows))
         self._count_losses(windows, self._slow_in[-1])
-        persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set()
-        slow_now = [*self._in_steps(sorted(persistent)), *self._in_evaluations()]
+        persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set[int]()
+        slow_now = [*self._by_node(persistent, "own_s", self._recent), *self._in_evaluations()]
         new = [slow for slow in slow_now if (slow.node, slow.cause) not in self._reported]
         self._reported |= {(slow.node, slow.cause): slow for slow in slow_now}
         return new
@@ -164,22 +164,19 @@ class SlowRanks:
             lost_s = max(0.0, slowest_s - rest_s) * windows[0].num_steps
             self._lost_s[node] = self._lost_s.get(node, 0.0) + lost_s
 
-    def _in_steps(self, ranks: Sequence[int]) -> Iterator[Slow]:
-        """Yield the slow ranks by node, each with the cause of its slowest one."""
-        joined = _joined(self._recent) if ranks else []
-        for node in dict.fromkeys(self.places[rank].node for rank in ranks):
-            here = [rank for rank in ranks if self.places[rank].node == node]
-            yield self._slow(here, "own_s", joined)
-
     def _in_evaluations(self) -> Iterator[Slow]:
         """Yield the ranks that are slow in each of the last evaluations, but not in steps."""
         if len(self._evaluations) < EVALUATIONS:
             return
         slow_in = [self._slow_in_evaluation(windows) for windows in self._evaluations]
-        ranks = sorted(set.intersection(*slow_in).difference(*self._slow_in))
-        joined = _joined(self._evaluations) if ranks else []
-        for rank in ranks:
-            yield self._slow([rank], "evaluation_s", joined)
+        persistent = set.intersection(*slow_in).difference(*self._slow_in)
+        yield from self._by_node(persistent, "evaluation_s", self._evaluations)
+
+    def _by_node(self, ranks: set[int], name: str, recent: Iterable[Sequence[Window]]) -> Iterator[Slow]:
+        """Yield slow ranks by node, each with the cause of its slowest one."""
+        joined = _joined(recent) if ranks else []
+        for node in dict.fromkeys(self.places[rank].node for rank in sorted(ranks)):
+            yield self._slow([rank for rank in sorted(ranks) if self.places[rank].node == node], name, joined)
 
     def _slow_in_evaluation(self, windows: Sequence[Window]) -> set[int]:
         compared = self._compared(windows, "evaluation_s")
