@@ -59,3 +59,14 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str | 
 def counted(number: int, unit: str) -> str:
     """Return a number with its unit, such as `1 rank` or `8 ranks`."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return `0, 4-7` for 0, 4, 5, 6, 7, in any order."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

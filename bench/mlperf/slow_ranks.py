@@ -3,8 +3,9 @@
 `jobs.ranks.slow_ranks` decides it during training. A log may contain anything, so every value is checked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from bench import texts
 from bench.contract import mllog
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event, clean
@@ -24,24 +25,13 @@ def described(event: Event) -> str | None:
         return None
     if times_ms[0] is None or times_ms[1] is None:
         return None
-    who = f"rank{'s' * (len(ranks) > 1)} {_spans(ranks)} on {about.get('node', '?')}"
+    who = f"rank{'s' * (len(ranks) > 1)} {texts.ranges(ranks)} on {about.get('node', '?')}"
     what = "an evaluation" if about.get("cause") == "evaluation" else "a step"
     took = f"{times_ms[0]:,.4g} ms of {what} without waiting, others {times_ms[1]:,.4g} ms"
     percent, reasons = number(about.get("percent")), about.get("reasons")
     price = "" if percent is None else f"; {percent:.1f} % of the run until then"
     shown = [str(reason) for reason in reasons[:_SHOWN_REASONS]] if isinstance(reasons, list) else []
     return clean(f"{who}: slow {about.get('cause', '')} ({took}{price})" + "".join(f"; {each}" for each in shown))
-
-
-def _spans(ranks: Sequence[int]) -> str:
-    """Return ranks as spans: 0-7, 12."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _check_slow_ranks(log: Log) -> Iterator[Finding]:

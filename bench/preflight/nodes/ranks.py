@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench import texts
 from bench.contract.node_facts import RankFacts
 from bench.contract.plan import Plan
 from bench.contract.plan_paths import expanded
@@ -25,7 +26,7 @@ def world(plan: Plan, facts: Facts) -> Iterator[Finding]:
             what += ": every process is rank 0" if size == 1 else ""
             yield broken("NCC-05", what, listed(nodes))
     if missing := sorted(set(range(planned)) - present):
-        what = f"{len(missing)} of {planned} ranks wrote no file about their node: ranks {_ranges(missing)}"
+        what = f"{len(missing)} of {planned} ranks wrote no file about their node: ranks {texts.ranges(missing)}"
         fix = (
             "read the output of these ranks in the job's log; if there is no output, put LOGDIR on a shared file system"
         )
@@ -131,17 +132,6 @@ def _name(image_json: str | None) -> str:
     if isinstance(marker, dict) and "name" in marker:
         return f"{marker['name']} (commit {marker.get('commit', '?')})"
     return image_json or "an image without a description"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return `0, 4-7` for 0, 4, 5, 6, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def ranks_of(facts: Facts, node: str) -> list[RankFacts]:
