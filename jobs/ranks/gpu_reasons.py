@@ -30,18 +30,19 @@ def find(folder: Path, trial: int, node: str, local_ranks: Sequence[int]) -> tup
                 by_gpu.setdefault(sample.gpu, []).append(sample)
             for place, (_, samples) in enumerate(sorted(by_gpu.items())):  # ranks use the GPUs of a node in order
                 (own if path == own_file and place in local_ranks else others).append(samples)
-    return tuple(dict.fromkeys(reason for samples in own for reason in _of_gpu(samples, others)))
+    usual = [_usual(others, value) for _, _, value, _ in _COMPARED]
+    return tuple(dict.fromkeys(reason for samples in own for reason in _of_gpu(samples, usual)))
 
 
-def _of_gpu(samples: Sequence[Sample], others: Sequence[Sequence[Sample]]) -> list[str]:
+def _of_gpu(samples: Sequence[Sample], usual_values: Sequence[float | None]) -> list[str]:
     gpu = f"GPU {samples[0].gpu}"
     reasons = []
     active = [name for sample in samples for name in sample.throttle or () if name not in HARMLESS]
     often = [name for name in dict.fromkeys(active) if 2 * active.count(name) >= len(samples)]
     if often:
         reasons.append(f"{gpu} throttled: {', '.join(often)}")
-    for text, unit, value, is_reported in _COMPARED:
-        own, usual = _middle(samples, value), _usual(others, value)
+    for (text, unit, value, is_reported), usual in zip(_COMPARED, usual_values, strict=True):
+        own = _middle(samples, value)
         if own is not None and usual is not None and is_reported(own, usual):
             reasons.append(f"{gpu} {text} {own:,.0f}{unit}, others {usual:,.0f}{unit}")
     errors = [sample.ecc_errors for sample in samples if sample.ecc_errors is not None]

@@ -89,12 +89,20 @@ def loading() -> Iterator[None]:
 
 
 class _Step(NamedTuple):
-    """One step of this rank."""
+    """One step of this rank, or one evaluation."""
 
     start: Moment
     end: Moment
     waits: list[tuple[Moment, Moment]]
     loading_s: float
+
+    def step_s(self) -> float:
+        """Return its time; the device must have completed it."""
+        return seconds(self.start, self.end)
+
+    def own_s(self) -> float:
+        """Return its time without waiting for other ranks; the device must have completed it."""
+        return self.step_s() - sum(seconds(*wait) for wait in self.waits)
 
 
 class RankTimes:
@@ -105,8 +113,8 @@ class RankTimes:
         self.is_on = slow is not None
         self._slow, self._log = slow, log
         self._window: list[_Step] = []
-        self._evaluation_s = 0.0
-        """Of the last evaluation in this window; 0 without one."""
+        self._evaluation: _Step | None = None
+        """The last evaluation in this window."""
         self._gathering: tuple[Any, torch.Tensor, torch.Tensor] | None = None
         self._window_steps = WINDOW_STEPS
         self._since_s = perf_counter()
@@ -127,14 +135,14 @@ class RankTimes:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Time the evaluation inside the block. The host has read its loss at the end, so the device has ended it."""
+        """Mark the evaluation inside the block."""
         if not self.is_on:
             yield
             return
         _marks.clear()
         start = now()
         yield
-        self._evaluation_s = seconds(start, now()) - sum(seconds(*wait) for wait in _marks.waits)
+        self._evaluation = _Step(start, now(), _marks.waits, _marks.loading_s)
         _marks.clear()
 
     def exchange(self, step: int) -> None:
@@ -162,21 +170,19 @@ class RankTimes:
         """Start to gather the medians of this rank's window."""
         import torch
 
-        step_s = [seconds(step.start, step.end) for step in self._window]
-        waits_s = (sum(seconds(*wait) for wait in step.waits) for step in self._window)
-        own_s = [whole_s - wait_s for whole_s, wait_s in zip(step_s, waits_s, strict=True)]
+        own_s = [step.own_s() for step in self._window]
         waited_s = waited_for_cpu_s()
         window = Window(
             num_steps=len(self._window),
-            step_s=median(step_s),
+            step_s=median(step.step_s() for step in self._window),
             own_s=median(own_s),
             noise_s=noise_of_median(own_s),
             loading_s=median(step.loading_s for step in self._window),
             host_wait_s=(waited_s - self._host_wait_s) / len(self._window),
-            evaluation_s=self._evaluation_s,
+            evaluation_s=0.0 if self._evaluation is None else self._evaluation.own_s(),
             elapsed_s=perf_counter() - self._since_s,
         )
-        self._window, self._evaluation_s, self._host_wait_s = [], 0.0, waited_s
+        self._window, self._evaluation, self._host_wait_s = [], None, waited_s
         own = torch.tensor(window, dtype=torch.float64, device=process_group.device())
         everyone = torch.empty(torch.distributed.get_world_size() * len(window), dtype=torch.float64, device=own.device)
         # torch 2.13 has given it another name.

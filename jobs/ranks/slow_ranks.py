@@ -9,8 +9,8 @@ Standard library only.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import hypot, sqrt
 from pathlib import Path
 from statistics import median
@@ -116,8 +116,8 @@ class SlowRanks:
             self._evaluations.append(windows)
         self._slow_in.append(self._slow_ranks(windows))
         self._count_losses(windows, self._slow_in[-1])
-        persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set()
-        slow_now = [*self._in_steps(sorted(persistent)), *self._in_evaluations()]
+        persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set[int]()
+        slow_now = [*self._by_node(persistent, "own_s", self._recent), *self._in_evaluations()]
         new = [slow for slow in slow_now if (slow.node, slow.cause) not in self._reported]
         self._reported |= {(slow.node, slow.cause): slow for slow in slow_now}
         return new
@@ -164,36 +164,42 @@ class SlowRanks:
             lost_s = max(0.0, slowest_s - rest_s) * windows[0].num_steps
             self._lost_s[node] = self._lost_s.get(node, 0.0) + lost_s
 
-    def _in_steps(self, ranks: Sequence[int]) -> Iterator[Slow]:
-        """Yield the slow ranks by node, each with the cause of its slowest one."""
-        for node in dict.fromkeys(self.places[rank].node for rank in ranks):
-            here = [rank for rank in ranks if self.places[rank].node == node]
-            yield self._slow(here, "own_s", self._recent)
-
     def _in_evaluations(self) -> Iterator[Slow]:
         """Yield the ranks that are slow in each of the last evaluations, but not in steps."""
         if len(self._evaluations) < EVALUATIONS:
             return
         slow_in = [self._slow_in_evaluation(windows) for windows in self._evaluations]
-        for rank in sorted(set.intersection(*slow_in).difference(*self._slow_in)):
-            yield self._slow([rank], "evaluation_s", self._evaluations)
+        persistent = set.intersection(*slow_in).difference(*self._slow_in)
+        yield from self._by_node(persistent, "evaluation_s", self._evaluations)
+
+    def _by_node(self, ranks: set[int], name: str, recent: Iterable[Sequence[Window]]) -> Iterator[Slow]:
+        """Yield slow ranks by node, each with the cause of its slowest one."""
+        joined = _joined(recent) if ranks else []
+        for node in dict.fromkeys(self.places[rank].node for rank in sorted(ranks)):
+            yield self._slow([rank for rank in sorted(ranks) if self.places[rank].node == node], name, joined)
 
     def _slow_in_evaluation(self, windows: Sequence[Window]) -> set[int]:
         compared = self._compared(windows, "evaluation_s")
         return {rank for rank, own_s, usual_s in compared if own_s > (1 + LEAST_OF_EVALUATION) * usual_s}
 
-    def _slow(self, ranks: Sequence[int], name: str, recent: Sequence[Sequence[Window]]) -> Slow:
-        """Return slow ranks of one node by their medians over windows."""
-        joined = [_joined([windows[rank] for windows in recent]) for rank in range(len(self.places))]
-        worst = max(ranks, key=lambda rank: joined[rank].own_s if name == "own_s" else joined[rank].evaluation_s)
-        excess_s, node = self._excess(joined, worst, name), self.places[worst].node
-        own_s = float(getattr(joined[worst], name))
-        cause = self._cause(joined, worst, excess_s) if name == "own_s" else EVALUATION
-        percent = self._percent(node) if name == "own_s" else 100 * excess_s * len(recent) / self._elapsed_s
-        reasons: tuple[str, ...] = ()
-        if cause in (COMPUTATION, EVALUATION):
-            reasons = gpu_reasons.find(self.folder, self.trial, node, [self.places[rank].local_rank for rank in ranks])
+    def _slow(self, ranks: Sequence[int], name: str, joined: Sequence[Window]) -> Slow:
+        """Return slow ranks of one node by the medians of all ranks over windows."""
+        worst = max(ranks, key=lambda rank: float(getattr(joined[rank], name)))
+        own_s, node = float(getattr(joined[worst], name)), self.places[worst].node
+        excess_s = self._excess(joined, worst, name)
+        if name == "own_s":
+            cause, percent = self._cause(joined, worst, excess_s), self._percent(node)
+        else:
+            cause, percent = EVALUATION, 100 * excess_s * EVALUATIONS / self._elapsed_s
+        reasons = self._reasons(node, tuple(ranks), cause) if cause in (COMPUTATION, EVALUATION) else ()
         return Slow(node, tuple(ranks), cause, own_s, own_s - excess_s, percent, reasons)
+
+    def _reasons(self, node: str, ranks: tuple[int, ...], cause: str) -> tuple[str, ...]:
+        """Return what telemetry shows; it reads a file of each node, so ranks that stay slow are looked up once."""
+        known = self._reported.get((node, cause))
+        if known is not None and known.ranks == ranks:
+            return known.reasons
+        return gpu_reasons.find(self.folder, self.trial, node, [self.places[rank].local_rank for rank in ranks])
 
     def _cause(self, joined: Sequence[Window], rank: int, excess_s: float) -> str:
         """Return which part of a step takes at least half of the excess of a rank."""
@@ -205,9 +211,7 @@ class SlowRanks:
         return 100 * self._lost_s.get(node, 0.0) / self._elapsed_s if self._elapsed_s else 0.0
 
     def _with_total(self, slow: Slow) -> Slow:
-        if slow.cause == EVALUATION:
-            return slow
-        return Slow(slow.node, slow.ranks, slow.cause, slow.own_s, slow.usual_s, self._percent(slow.node), slow.reasons)
+        return slow if slow.cause == EVALUATION else replace(slow, percent=self._percent(slow.node))
 
 
 def _median_without(values: Sequence[float], place: int) -> float:
@@ -220,6 +224,7 @@ def _median_without(values: Sequence[float], place: int) -> float:
     return rest(middle) if len(values) % 2 == 0 else (rest(middle - 1) + rest(middle)) / 2
 
 
-def _joined(windows: Sequence[Window]) -> Window:
-    """Return the medians over windows."""
-    return Window(*(median(values) for values in zip(*windows, strict=True)))
+def _joined(recent: Iterable[Sequence[Window]]) -> list[Window]:
+    """Return the medians of each rank over windows of all ranks."""
+    of_ranks = zip(*recent, strict=True)
+    return [Window(*(median(values) for values in zip(*of_rank, strict=True))) for of_rank in of_ranks]

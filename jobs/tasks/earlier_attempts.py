@@ -19,12 +19,12 @@ def cost(run: Path, trial: Trial, *, step: int, samples: int) -> dict[str, Any]:
     {replayed_samples}: samples that earlier attempts trained after the checkpoint, in the records of their logs. Empty
     if no earlier log has these records.
     """
-    records = [record for log in _logs(run, trial) for record in _records(log)]
-    starts = [record["time_ms"] for record in records if record.get("key") == mllog.RUN_START]
-    saved = [record["time_ms"] for record in records if _is_of(record, mllog.CHECKPOINT, step)]
+    every = [record for log in _logs(run, trial) for record in records(log)]
+    starts = [record["time_ms"] for record in every if record.get("key") == mllog.RUN_START]
+    saved = [record["time_ms"] for record in every if _is_of(record, mllog.CHECKPOINT, step)]
     if not starts or not saved:
         return {}
-    trained = [count for record in records if isinstance(count := _metadata(record).get("samples_count"), int)]
+    trained = [count for record in every if isinstance(count := _metadata(record).get("samples_count"), int)]
     return {
         mllog.FIRST_RUN_START_MS: starts[0],
         "lost_s": (mllog.clocks_ms()[0] - saved[-1]) / 1000,
@@ -41,10 +41,10 @@ def _logs(run: Path, trial: Trial) -> Iterator[Path]:
         yield folder / trial.log
 
 
-def _records(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a log; a killed attempt may have cut its last line."""
-    with suppress(OSError, UnicodeDecodeError):
-        for line in regular_files.read_text(log).splitlines():
+def records(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a log; a killed attempt may have cut its last line, or have left no log."""
+    with suppress(OSError):
+        for line in regular_files.read_text(log, errors="replace").splitlines():
             with suppress(ValueError):
                 record = json.loads(line.partition(_MARK)[2])
                 if isinstance(record, dict) and isinstance(record.get("time_ms"), int):

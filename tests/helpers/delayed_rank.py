@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jobs.ranks import rank_times
 from jobs.tasks import train
 
 
@@ -22,6 +23,7 @@ def delayed(function: Callable[..., Any], delay_s: float, *, is_due: Callable[[d
 
 
 def main() -> None:
+    rank_times.WINDOW_S = 0.0  # windows of ten steps, so that as many are judged on a fast machine as on a slow one
     what, rank, delay_s = sys.argv[1], sys.argv[2], float(sys.argv[3]) / 1000
     sys.argv[1:4] = []
     if os.environ["RANK"] == rank and what != "nothing":

@@ -85,9 +85,11 @@ def test_ranks_of_one_node_are_one_finding_and_nodes_are_two() -> None:
 
 def test_a_slow_evaluation_is_reported_as_such() -> None:
     ranks = Ranks(seed=2)
-    reported = [slow for _ in range(4) for slow in ranks.window({}, evaluation={9: 0.5})]
-    assert [(slow.ranks, slow.cause) for slow in reported] == [((9,), "evaluation")]
-    assert (reported[0].own_s, reported[0].usual_s) == (3.0, 2.0)
+    reported = [slow for _ in range(4) for slow in ranks.window({}, evaluation={9: 0.5, 10: 0.4, 1: 0.3})]
+    assert [(slow.ranks, slow.cause) for slow in reported] == [((1,), "evaluation"), ((9, 10), "evaluation")]
+    assert (reported[1].own_s, reported[1].usual_s) == (3.0, 2.0)
+    summary = ranks.slow.summary()
+    assert summary is not None and [each["ranks"] for each in summary["slow"]] == [[1], [9, 10]]
 
 
 def test_telemetry_gives_the_reason(tmp_path: Path) -> None:
@@ -105,6 +107,11 @@ def test_telemetry_gives_the_reason(tmp_path: Path) -> None:
         "GPU 2 PCIe lanes 8, others 16",
         "GPU 2 has 3 uncorrected ECC errors",
     )
+    for path in tmp_path.glob(run_files.telemetry(0, "*")):  # read once, not in each further window
+        path.unlink()
+    assert not ranks.window({6: 0.2})
+    summary = ranks.slow.summary()
+    assert summary is not None and summary["slow"][0]["reasons"] == list(slow.reasons)
 
 
 def _sample(gpu: int, *, is_bad: bool) -> Sample:
