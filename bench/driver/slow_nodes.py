@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, node_facts, regular_files, run_files
+from bench.contract import atomic_files, run_files
 from bench.contract.node_facts import Health
 from bench.contract.plan import Plan
 from bench.contract.run_files import LEFT_OUT, USED_NODES
+from bench.preflight import nodes
 
 
 class Chosen(IntEnum):
@@ -31,7 +32,7 @@ class Chosen(IntEnum):
 
 def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
     """Write the nodes to use next into `.nodes`, after a node check of all nodes that are not left out."""
-    report = _report(run)
+    report = nodes.check_result(run / run_files.HEALTH)
     if report is None:
         return Chosen.failed
     names = [node.node for node in report.nodes]
@@ -56,7 +57,7 @@ def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
 
 def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str) -> Chosen:
     """Write the nodes for the next attempt of a trial into `.nodes`: those that passed the check, without lost ones."""
-    report = _report(run)
+    report = nodes.check_result(run / run_files.HEALTH)
     if report is None:
         return Chosen.failed
     entries = _entries(run)
@@ -73,13 +74,6 @@ def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str)
 def left_out(run: Path, job: str) -> dict[str, str]:
     """Return the nodes that were left out in a job, each with the reason."""
     return {name: str(entry.get("why")) for name, entry in _entries(run).items() if entry.get("job") == job}
-
-
-def _report(run: Path) -> Health | None:
-    try:
-        return node_facts.loads(regular_files.read_text(run / run_files.HEALTH), Health)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
 
 
 def _kept(run: Path) -> Path:
