@@ -1,6 +1,5 @@
 """What a run found out about its nodes: checks that they passed, and that they were slow or failed."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -9,11 +8,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from bench import diagnosis
-from bench.contract import atomic_files, mllog, regular_files, run_files
+from bench.contract import atomic_files, mllog, run_files
 from bench.contract.node_facts import HEALTHY, Health
 from bench.contract.plan import Plan
 from bench.diagnosis import log_scan
-from bench.errors import BenchError
+from bench.errors import BenchError, LogError
+from bench.mlperf import reader
+from bench.mlperf.log import number
+from bench.mlperf.reader import Event
 from bench.preflight.nodes import Facts, check_result, load
 from bench.rules import RULES
 from bench.runs import ledger, names
@@ -117,25 +119,24 @@ def _of_check(report: Health, backend: str) -> Iterator[NodeVerdict]:
 def _slow_in_training(folder: Path, plan: Plan, backend: str) -> Iterator[NodeVerdict]:
     """Yield the nodes whose ranks were persistently slower than others during a trial, by the records of its log."""
     for trial in plan.trials:
-        text = ""
-        with suppress(OSError, UnicodeDecodeError):
-            text = regular_files.read_text(folder / trial.log)
-        for line in text.splitlines():
-            if f'"key": "{mllog.SLOW_RANKS}"' not in line:
+        events: list[Event] = []
+        with suppress(LogError):
+            events, _ = reader.read(folder / trial.log)
+        for event in events:
+            about = event.metadata
+            if event.key != mllog.SLOW_RANKS or not {"node", "cause"} <= about.keys():
                 continue
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                record = json.loads(line.partition(":::MLLOG ")[2])
-                about = record["metadata"]
-                own_ms, usual_ms = float(about["own_ms"]), float(about["usual_ms"])
-                what = f"slow {about['cause']} during a trial: {own_ms:.4g} ms, others {usual_ms:.4g} ms"
-                yield NodeVerdict(
-                    node=str(about["node"]),
-                    backend=backend,
-                    kind=VerdictKind.slow,
-                    time_ms=int(record["time_ms"]),
-                    rule=_SLOW_RANK,
-                    what=what,
-                )
+            own_ms, usual_ms = number(about.get("own_ms")), number(about.get("usual_ms"))
+            if own_ms is None or usual_ms is None:
+                continue
+            yield NodeVerdict(
+                node=str(about["node"]),
+                backend=backend,
+                kind=VerdictKind.slow,
+                time_ms=event.time_ms,
+                rule=_SLOW_RANK,
+                what=f"slow {about['cause']} during a trial: {own_ms:.4g} ms, others {usual_ms:.4g} ms",
+            )
 
 
 def _failures(folder: Path, nodes: Iterable[str], of_ranks: dict[int, str]) -> Iterator[tuple[str, str, str]]:
