@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from bench import diagnosis
 from bench.contract import atomic_files, mllog, run_files
 from bench.contract.node_facts import HEALTHY, Health
 from bench.contract.plan import Plan
-from bench.diagnosis import log_scan
 from bench.errors import BenchError, LogError
 from bench.mlperf import reader
 from bench.mlperf.log import number
@@ -141,6 +139,9 @@ def _slow_in_training(folder: Path, plan: Plan, backend: str) -> Iterator[NodeVe
 
 def _failures(folder: Path, nodes: Iterable[str], of_ranks: dict[int, str]) -> Iterator[tuple[str, str, str]]:
     """Yield rule, node and evidence of each failure that `why` blames on a node of the run."""
+    from bench import diagnosis  # only if the history has changed
+    from bench.diagnosis import log_scan
+
     status = statuses.read(folder)
     attempts = [attempt for entry in ledger.entries(folder) for attempt in entry.attempts]
     was_cut_short = any(attempt.outcome is Outcome.interrupted for attempt in attempts)
