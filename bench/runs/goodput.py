@@ -91,6 +91,10 @@ class Goodput:
         """Return the share of all time; 0 if the run began and ended in the same millisecond."""
         return seconds / self.wall_s if self.wall_s else 0.0
 
+    def gpu_hours(self, seconds: float) -> float | None:
+        """Return the GPU hours of a time; None on CPUs."""
+        return None if self.num_gpus is None else self.num_gpus / 3600 * seconds
+
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(f"trial {trial.trial}: {note}" for trial in self.trials for note in trial.notes)
