@@ -5,7 +5,6 @@ stalls, trains on values that are not finite, or if this rank must end. It needs
 packages.
 """
 
-import json
 import signal
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from jobs.command.records import MllogRecorder, Recorder, StepRecorder
 from jobs.ranks import program as programs
 from jobs.ranks.identity import node_name
 from jobs.ranks.program import Begun
+from jobs.tasks import earlier_attempts
 from jobs.tasks.describe import log_caches
 
 POLL_S = 0.1
@@ -100,12 +100,8 @@ def _recorder(begun: Begun[TrainingPlan], program: Program) -> Recorder:
 
 def _earlier_step(begun: Begun[TrainingPlan]) -> int | None:
     """Return the first step that the first attempt at this trial reported."""
-    path, matches = begun.folder / run_files.attempt(begun.trial.index, 1) / begun.trial.log, []
-    with suppress(OSError):
-        for line in path.read_text(errors="replace").splitlines():
-            with suppress(ValueError):
-                matches.append(json.loads(line.partition(":::MLLOG ")[2]))
-    return records.first_step([record for record in matches if isinstance(record, dict)])
+    path = begun.folder / run_files.attempt(begun.trial.index, 1) / begun.trial.log
+    return records.first_step([*earlier_attempts.records_in(path)])
 
 
 class RunningProgram:

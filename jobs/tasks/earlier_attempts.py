@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog, regular_files, run_files
 from bench.contract.plan import Trial
 
-_MARK = ":::MLLOG "
+_MARK = b":::MLLOG "
 
 
 def cost(run: Path, trial: Trial, *, step: int, samples: int) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def cost(run: Path, trial: Trial, *, step: int, samples: int) -> dict[str, Any]:
     {replayed_samples}: samples that earlier attempts trained after the checkpoint, in the records of their logs. Empty
     if no earlier log has these records.
     """
-    records = [record for log in _logs(run, trial) for record in _records(log)]
+    records = [record for log in _logs(run, trial) for record in records_in(log)]
     starts = [record["time_ms"] for record in records if record.get("key") == mllog.RUN_START]
     saved = [record["time_ms"] for record in records if _is_of(record, mllog.CHECKPOINT, step)]
     if not starts or not saved:
@@ -41,10 +42,11 @@ def _logs(run: Path, trial: Trial) -> Iterator[Path]:
         yield folder / trial.log
 
 
-def _records(log: Path) -> Iterator[dict[str, Any]]:
+def records_in(log: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a log; a killed attempt may have cut its last line."""
-    with suppress(OSError, UnicodeDecodeError):
-        for line in regular_files.read_text(log).splitlines():
+    limit = regular_files.MAX_LOG_BYTES
+    with suppress(OSError), BufferedReader(regular_files.opened(log, max_bytes=limit)) as lines:
+        for line in lines:
             with suppress(ValueError):
                 record = json.loads(line.partition(_MARK)[2])
                 if isinstance(record, dict) and isinstance(record.get("time_ms"), int):
