@@ -180,7 +180,7 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
 
 
 def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[Finding | str]:
-    requested = subject.plan.world.num_nodes + subject.plan.config.cluster.spare_nodes
+    requested = plans.nodes_of_job(subject.plan)
     total = sum(group.num_nodes for group in available)
     up = sum(group.num_nodes for group in available if not group.is_out)
     yield f"{name}: {up} of {total} nodes up"
@@ -209,8 +209,7 @@ def leaves_nodes_out(plan: Plan) -> bool:
 
 def left_out(subject: Subject) -> Iterator[Finding | str]:
     """Yield the nodes to leave out that Slurm does not know, which sbatch would refuse; or that too few are left."""
-    cluster = subject.plan.config.cluster
-    avoided, num_nodes = cluster.avoided, subject.plan.world.num_nodes + cluster.spare_nodes
+    avoided, num_nodes = subject.plan.config.cluster.avoided, plans.nodes_of_job(subject.plan)
     listed = [line.strip().split("|") for line in answer_to(subject, NODES).out.splitlines() if line.count("|") == 1]
     if not listed:
         raise CannotTellError("sinfo lists no nodes")

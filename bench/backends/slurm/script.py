@@ -60,7 +60,7 @@ def resources(plan: Plan) -> list[str]:
     slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
     return [
         *_directive("partition", slurm.partition),
-        *_directive("nodes", w.num_nodes + plan.config.cluster.spare_nodes),
+        *_directive("nodes", plans.nodes_of_job(plan)),
         *_directive("ntasks-per-node", w.ranks_per_node),
         *_directive("cpus-per-task", slurm.cpus_per_rank),
         *_gpus(slurm, plans.gpus_per_node(plan)),
@@ -190,7 +190,7 @@ def settings(plan: Plan) -> list[str]:
         *(f': "${{{name}:?is not set: export it and submit again}}"' for name in variables(plan)),
         "",
         f"name={_shell_word(plan.name)}",
-        f"nodes={w.num_nodes + c.cluster.spare_nodes:d}",
+        f"nodes={plans.nodes_of_job(plan):d}",
         f"nodes_of_trial={f'{w.num_nodes:d}' if launch.replace_slow else ''}",
         f"max_starts={launch.attempts:d}",
         f"ranks_per_node={w.ranks_per_node:d}",
