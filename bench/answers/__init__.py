@@ -150,17 +150,16 @@ def diagnosis(explanation: "Explanation") -> schema.Diagnosis:
 def goodput(measured: "Goodput") -> schema.Goodput:
     from bench.runs.goodput import RESTARTS, Part
 
-    hours = None if measured.num_gpus is None else measured.num_gpus / 3600
     parts = tuple(
         schema.TimePart(
             part=part.name,
             what=part.value,
             is_restart=part in RESTARTS,
-            seconds=measured.seconds[part],
-            share=measured.share(measured.seconds[part]),
-            gpu_hours=None if hours is None else hours * measured.seconds[part],
+            seconds=seconds,
+            share=measured.share(seconds),
+            gpu_hours=measured.gpu_hours(seconds),
         )
-        for part in Part
+        for part, seconds in measured.seconds.items()
     )
     trials = tuple(
         schema.TrialTime(

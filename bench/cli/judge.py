@@ -450,12 +450,14 @@ def _power(args: argparse.Namespace) -> "PowerRequest | None":
     from bench.mlperf.package.power import PowerRequest, Scope
 
     if args.power is None:
-        given = {"--meter": args.meter, "--switch-watts": args.switch_watts, "--dc": args.dc}
-        unused = [name for name, value in given.items() if value]
-        unused += ["--psu-efficiency"] if args.psu_efficiency != 1 else []
-        if unused:
-            what = f"{' and '.join(unused)} needs --power"
-            raise ConfigError(what, where="command line", fix=f"add --power, or remove {' and '.join(unused)}")
+        given = {
+            "--meter": args.meter,
+            "--switch-watts": args.switch_watts,
+            "--dc": args.dc,
+            "--psu-efficiency": args.psu_efficiency != 1,
+        }
+        if unused := " and ".join(name for name, value in given.items() if value):
+            raise ConfigError(f"{unused} needs --power", where="command line", fix=f"add --power, or remove {unused}")
         return None
     return PowerRequest(
         scope=Scope(args.power),

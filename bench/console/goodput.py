@@ -33,9 +33,9 @@ def goodput_sheet(measured: Goodput) -> TextTable:
 
 
 def _row(measured: Goodput, name: str, seconds: float, what: str) -> tuple[str, ...]:
-    gpus = measured.num_gpus
-    hours = () if gpus is None else (f"{gpus * seconds / 3600:,.2f}",)
-    return (name, _minutes(seconds), _share(measured.share(seconds)), *hours, what)
+    hours = measured.gpu_hours(seconds)
+    shown = () if hours is None else (f"{hours:,.2f}",)
+    return (name, _minutes(seconds), _share(measured.share(seconds)), *shown, what)
 
 
 def _minutes(seconds: float) -> str:

@@ -226,6 +226,11 @@ def gpus_per_node(plan: Plan) -> int:
     return plan.config.cluster.ranks_per_node * gpus_per_rank(plan.config)
 
 
+def nodes_of_job(plan: Plan) -> int:
+    """Return the nodes of a job: those that a trial needs, and the spare ones."""
+    return plan.world.num_nodes + plan.config.cluster.spare_nodes
+
+
 def keeps_adapters(config: Config) -> bool:
     """Return whether a trial saves its trained adapters; adapters of random weights are useless."""
     training = config.training

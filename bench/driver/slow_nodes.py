@@ -4,16 +4,17 @@ left_out.json keeps the nodes that were left out. `.nodes` passes names to the b
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, node_facts, regular_files, run_files
+from bench.contract import atomic_files, run_files
 from bench.contract.node_facts import Health
 from bench.contract.plan import Plan
 from bench.contract.run_files import LEFT_OUT, USED_NODES
+from bench.preflight import nodes
 
 
 class Chosen(IntEnum):
@@ -31,7 +32,7 @@ class Chosen(IntEnum):
 
 def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
     """Write the nodes to use next into `.nodes`, after a node check of all nodes that are not left out."""
-    report = _report(run)
+    report = nodes.check_result(run / run_files.HEALTH)
     if report is None:
         return Chosen.failed
     names = [node.node for node in report.nodes]
@@ -44,7 +45,10 @@ def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
     slow = [name for name in names if name in report.slow_nodes]
     if not slow:
         return Chosen.failed
-    _record(run, report, slow, job=job)
+    why = {name: _reason(report, name) for name in slow}
+    _leave_out(run, why, time_ms=report.time_ms, job=job)
+    for name, reason in why.items():
+        print(f"{time.strftime('%F %T')} {name} is slow and is left out: {reason}", flush=True)
     for error in run.glob(run_files.rank_error("health", "*")):  # else `why` would blame them for a later failure
         error.unlink()
     (run / run_files.HEALTH).rename(_kept(run))  # the next check writes its own
@@ -56,13 +60,10 @@ def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
 
 def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str) -> Chosen:
     """Write the nodes for the next attempt of a trial into `.nodes`: those that passed the check, without lost ones."""
-    report = _report(run)
+    report = nodes.check_result(run / run_files.HEALTH)
     if report is None:
         return Chosen.failed
-    entries = _entries(run)
-    for name in lost:
-        entries[name] = {"why": why, "time_ms": time.time_ns() // 1_000_000, "job": job}
-    masked_json.write(run / LEFT_OUT, entries)
+    entries = _leave_out(run, dict.fromkeys(lost, why), time_ms=time.time_ns() // 1_000_000, job=job)
     left = [node.node for node in report.nodes if entries.get(node.node, {}).get("job") != job]
     if len(left) < plan.world.num_nodes:
         return Chosen.failed
@@ -75,32 +76,25 @@ def left_out(run: Path, job: str) -> dict[str, str]:
     return {name: str(entry.get("why")) for name, entry in _entries(run).items() if entry.get("job") == job}
 
 
-def _report(run: Path) -> Health | None:
-    try:
-        return node_facts.loads(regular_files.read_text(run / run_files.HEALTH), Health)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
 def _kept(run: Path) -> Path:
     """Return the file to which a check that found slow nodes is moved; the history of the nodes reads it."""
     paths = (run / run_files.health(f"_before_{number}") for number in range(1, 10_000))
     return next(path for path in paths if not path.exists())
 
 
-def _record(run: Path, report: Health, slow: list[str], *, job: str) -> None:
-    entries = _entries(run)
-    for name in slow:
-        about = [one for one in report.findings if name in (*one.where.split(", "), one.where.partition(",")[0])]
-        finding = next(iter([*about, *report.findings]), None)
-        entries[name] = {
-            "why": f"{finding.rule}: {finding.what}" if finding else "slow",
-            "time_ms": report.time_ms,
-            "job": job,
-        }
+def _reason(report: Health, name: str) -> str:
+    """Return the first finding about a slow node; without one, the first finding about all of them."""
+    about = [one for one in report.findings if name in one.where.split(", ")]
+    finding = next(iter(about or report.findings), None)
+    return f"{finding.rule}: {finding.what}" if finding else "slow"
+
+
+def _leave_out(run: Path, why: Mapping[str, str], *, time_ms: int, job: str) -> dict[str, dict[str, Any]]:
+    """Add nodes to left_out.json, each with the reason; return its content."""
+    added = {name: {"why": reason, "time_ms": time_ms, "job": job} for name, reason in why.items()}
+    entries = _entries(run) | added
     masked_json.write(run / LEFT_OUT, entries)
-    for name in slow:
-        print(f"{time.strftime('%F %T')} {name} is slow and is left out: {entries[name]['why']}", flush=True)
+    return entries
 
 
 def _entries(run: Path) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,5 @@
 """What a run found out about its nodes: checks that they passed, and that they were slow or failed."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -8,13 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from bench import diagnosis
-from bench.contract import atomic_files, mllog, node_facts, regular_files, run_files
+from bench.contract import atomic_files, mllog, run_files
 from bench.contract.node_facts import HEALTHY, Health
 from bench.contract.plan import Plan
-from bench.diagnosis import log_scan
-from bench.errors import BenchError
-from bench.preflight.nodes import Facts, load
+from bench.errors import BenchError, LogError
+from bench.mlperf import reader
+from bench.mlperf.log import number
+from bench.mlperf.reader import Event
+from bench.preflight.nodes import Facts, check_result, load
 from bench.rules import RULES
 from bench.runs import ledger, names
 from bench.runs import status as statuses
@@ -24,7 +24,9 @@ from bench.runs.status import Ending
 
 OF_A_NODE = ("HW-01", "HW-02", "HW-04", "NCC-03", "SLU-09", "KUB-13", "RAY-04", "HST-06")
 """Rules of failures that a node causes; evidence of other rules may name a node that is only affected."""
-READ = ("health*.json", run_files.STATUS, run_files.LEFT_OUT, "facts*")
+_CHECKS, _FACTS = run_files.health("*"), run_files.facts("*")
+"""Globs: of job arrays each task has its own, and launch.replace_slow keeps a check that found slow nodes."""
+READ = (_CHECKS, run_files.STATUS, run_files.LEFT_OUT, _FACTS)
 """What is read besides the ledger, the plan and the logs, as globs."""
 _SLOW_RANK = "RUN-26"
 """The rule of ranks that were slower than others in training."""
@@ -67,7 +69,7 @@ def of_run(folder: Path) -> tuple[NodeVerdict, ...]:
     if plan is None or not plan.config.cluster.backend.is_elsewhere:
         return ()
     backend, facts = plan.config.cluster.backend.name, _facts(folder)
-    reports = [report for path in sorted(folder.glob("health*.json")) if (report := _health(path)) is not None]
+    reports = [report for path in sorted(folder.glob(_CHECKS)) if (report := check_result(path)) is not None]
     ranks = [rank for one in facts for rank in one.ranks]
     ended_ms = max((rank.time_ms for rank in ranks), default=int(names.launched_s(folder) * 1000))
     with suppress(OSError):
@@ -86,18 +88,12 @@ def of_run(folder: Path) -> tuple[NodeVerdict, ...]:
 
 def _facts(folder: Path) -> list[Facts]:
     """Return the facts of a run; of a job array those of each task."""
-    tasks = sorted(path.name.removeprefix(run_files.FACTS) for path in folder.glob(f"{run_files.FACTS}*"))
+    tasks = sorted(path.name.removeprefix(run_files.FACTS) for path in folder.glob(_FACTS))
     every = []
     for task in tasks:
         with suppress(BenchError):
             every.append(load(folder, array_task=task))
     return every
-
-
-def _health(path: Path) -> Health | None:
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        return node_facts.loads(regular_files.read_text(path), Health)
-    return None
 
 
 def _of_check(report: Health, backend: str) -> Iterator[NodeVerdict]:
@@ -121,29 +117,31 @@ def _of_check(report: Health, backend: str) -> Iterator[NodeVerdict]:
 def _slow_in_training(folder: Path, plan: Plan, backend: str) -> Iterator[NodeVerdict]:
     """Yield the nodes whose ranks were persistently slower than others during a trial, by the records of its log."""
     for trial in plan.trials:
-        text = ""
-        with suppress(OSError, UnicodeDecodeError):
-            text = regular_files.read_text(folder / trial.log)
-        for line in text.splitlines():
-            if f'"key": "{mllog.SLOW_RANKS}"' not in line:
+        events: list[Event] = []
+        with suppress(LogError):
+            events, _ = reader.read(folder / trial.log)
+        for event in events:
+            about = event.metadata
+            if event.key != mllog.SLOW_RANKS or not {"node", "cause"} <= about.keys():
                 continue
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                record = json.loads(line.partition(":::MLLOG ")[2])
-                about = record["metadata"]
-                own_ms, usual_ms = float(about["own_ms"]), float(about["usual_ms"])
-                what = f"slow {about['cause']} during a trial: {own_ms:.4g} ms, others {usual_ms:.4g} ms"
-                yield NodeVerdict(
-                    node=str(about["node"]),
-                    backend=backend,
-                    kind=VerdictKind.slow,
-                    time_ms=int(record["time_ms"]),
-                    rule=_SLOW_RANK,
-                    what=what,
-                )
+            own_ms, usual_ms = number(about.get("own_ms")), number(about.get("usual_ms"))
+            if own_ms is None or usual_ms is None:
+                continue
+            yield NodeVerdict(
+                node=str(about["node"]),
+                backend=backend,
+                kind=VerdictKind.slow,
+                time_ms=event.time_ms,
+                rule=_SLOW_RANK,
+                what=f"slow {about['cause']} during a trial: {own_ms:.4g} ms, others {usual_ms:.4g} ms",
+            )
 
 
 def _failures(folder: Path, nodes: Iterable[str], of_ranks: dict[int, str]) -> Iterator[tuple[str, str, str]]:
     """Yield rule, node and evidence of each failure that `why` blames on a node of the run."""
+    from bench import diagnosis  # only if the history has changed
+    from bench.diagnosis import log_scan
+
     status = statuses.read(folder)
     attempts = [attempt for entry in ledger.entries(folder) for attempt in entry.attempts]
     was_cut_short = any(attempt.outcome is Outcome.interrupted for attempt in attempts)

@@ -6,10 +6,11 @@ the sum of its trials.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ from bench.mlperf.reader import Event, is_number
 from bench.mlperf.speed import listed_s
 from bench.runs import ledger
 from bench.runs.folder import short
-from bench.runs.ledger import Entry, Outcome
+from bench.runs.ledger import Attempt, Entry, Outcome
 
 STALL_FACTOR = 2.0
 """A step that takes more than so many times the median step of its trial has a stall: its time beyond the median."""
@@ -90,6 +91,10 @@ class Goodput:
         """Return the share of all time; 0 if the run began and ended in the same millisecond."""
         return seconds / self.wall_s if self.wall_s else 0.0
 
+    def gpu_hours(self, seconds: float) -> float | None:
+        """Return the GPU hours of a time; None on CPUs."""
+        return None if self.num_gpus is None else self.num_gpus / 3600 * seconds
+
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(f"trial {trial.trial}: {note}" for trial in self.trials for note in trial.notes)
@@ -125,17 +130,21 @@ def _num_gpus(plan: Plan) -> int | None:
     return plan.world.num_nodes * plans.gpus_per_node(plan) if is_gpu else None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Attempt:
-    """One attempt, with the records of its log."""
+    """One attempt."""
 
-    events: Sequence[Event]
+    log: Log
+    """Without records if the attempt wrote none."""
     begin_ms: float
-    end_ms: float = 0.0
-    batch: int | None
-    """Global batch size, to count steps in logs that only count samples."""
+    end_ms: float
     silent_s: float
     """How long a rank made no progress before the watchdog ended the attempt; 0 without a report."""
+
+    @cached_property
+    def batch(self) -> int | None:
+        """Global batch size, to count steps in logs that only count samples."""
+        return self.log.integer(mllog.GLOBAL_BATCH_SIZE)
 
     def step(self, event: Event) -> float | None:
         if (step := number(event.metadata.get("step"))) is not None:
@@ -146,24 +155,24 @@ class _Attempt:
     @property
     def resumed(self) -> float:
         """The step from which it resumed; 0 if it began anew."""
-        record = next((event for event in self.events if event.key == mllog.RESUMED), None)
+        record = next(iter(self.log.all(mllog.RESUMED)), None)
         return 0.0 if record is None else self.step(record) or 0.0
 
     @property
     def has_started(self) -> bool:
-        return any(event.key == mllog.RUN_START for event in self.events)
+        return bool(self.log.all(mllog.RUN_START))
 
     @property
     def has_trained(self) -> bool:
         """Whether it came to training; before that, its log does not say from which step it would resume."""
-        return any(event.key == mllog.BLOCK_START for event in self.events)
+        return bool(self.log.all(mllog.BLOCK_START))
 
-    @property
+    @cached_property
     def steps_s(self) -> dict[int, float]:
         """Seconds of each step that the log lists."""
         listed: dict[int, float] = {}
-        for event in self.events:
-            if event.key == mllog.TRACKED_STATS and (last := self.step(event)) is not None:
+        for event in self.log.all(mllog.TRACKED_STATS):
+            if (last := self.step(event)) is not None:
                 times = listed_s(event)
                 listed |= {round(last) - len(times) + 1 + place: time for place, time in enumerate(times)}
         return listed
@@ -181,8 +190,11 @@ def _of_trial(folder: Path, entry: Entry) -> TrialTime | None:
     seconds = dict.fromkeys(Part, 0.0)
     for place, attempt in enumerate(attempts):
         kept = min((later.resumed for later in attempts[place + 1 :] if later.has_trained), default=None)
-        ends = {"is_first": place == 0, "is_last": place == len(attempts) - 1}
-        _Clock(attempt=attempt, **ends, kept=kept, usual_s=usual_s, seconds=seconds).run()
+        is_last = place == len(attempts) - 1
+        clock = _Clock(
+            attempt=attempt, is_first=place == 0, is_last=is_last, kept=kept, usual_s=usual_s, seconds=seconds
+        )
+        clock.run()
     notes = []
     if any(known.began_ms is None for known in entry.attempts) or not entry.attempts:
         notes.append("the ledger has no times (an earlier version wrote it): the start of the ranks is not counted")
@@ -199,32 +211,29 @@ def _of_trial(folder: Path, entry: Entry) -> TrialTime | None:
 
 def _attempts(folder: Path, entry: Entry) -> Iterator[_Attempt]:
     """Yield the attempts of a trial whose beginning is known, by the ledger or by their logs."""
-    count = max(1, len(entry.attempts))
-    for place in range(count):
-        is_last = place == count - 1
-        log = _log(folder, entry.trial, None if is_last else place + 1)
-        events = log.events if log is not None else ()
-        known = entry.attempts[place] if entry.attempts else None
-        began_ms = None if known is None else known.began_ms
-        begin_ms = began_ms if began_ms is not None else next((event.time_ms for event in events), None)
+    every = entry.attempts or (Attempt(outcome=entry.outcome),)
+    for place, known in enumerate(every, 1):
+        moved = None if place == len(every) else place
+        log = _log(folder, entry.trial, moved)
+        began_ms = known.began_ms
+        begin_ms = began_ms if began_ms is not None else next((event.time_ms for event in log.events), None)
         if begin_ms is None:
             continue
-        last_ms = max([begin_ms, *(event.time_ms for event in events)])
+        last_ms = max([begin_ms, *(event.time_ms for event in log.events)])
         yield _Attempt(
-            events=events,
+            log=log,
             begin_ms=begin_ms,
-            end_ms=max(last_ms, (known.ended_ms if known else None) or 0),
-            batch=None if log is None else log.integer(mllog.GLOBAL_BATCH_SIZE),
-            silent_s=_silent_s(folder, entry.trial, None if is_last else place + 1),
+            end_ms=max(last_ms, known.ended_ms or 0),
+            silent_s=_silent_s(folder, entry.trial, moved),
         )
 
 
-def _log(folder: Path, trial: int, number: int | None) -> Log | None:
-    """Return the log of an attempt (None: the last one); None if it wrote none."""
+def _log(folder: Path, trial: int, number: int | None) -> Log:
+    """Return the log of an attempt (None: the last one); without records if it wrote none."""
     place = folder if number is None else folder / run_files.attempt(trial, number)
     with suppress(BenchError, OSError):
         return logs.read(place / run_files.result(trial))
-    return None
+    return Log((), ())
 
 
 def _silent_s(folder: Path, trial: int, number: int | None) -> float:
@@ -260,7 +269,7 @@ class _Clock:
     def run(self) -> None:
         self.now_ms = self.attempt.begin_ms
         is_running = is_over = False
-        for event in self.attempt.events:
+        for event in self.attempt.log.events:
             key, step = event.key.rstrip(), self.attempt.step(event)
             if key == mllog.RUN_START and not is_running:
                 self._until(event.time_ms, Part.start if self.is_first else Part.restart)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.contract import node_facts, run_files, schema
 from bench.contract.node_facts import AllReduceRate, Floors, HealthNode, RankRates
-from bench.contract.plan import Plan, on_nodes
+from bench.contract.plan import Plan, nodes_of_job, on_nodes
 from bench.errors import BenchError, ConfigError
 from jobs.node_checks import floors
 from jobs.node_checks.facts import attempt, save
@@ -51,8 +51,7 @@ def main() -> None:
 def with_spares(plan: Plan, who: Rank) -> Plan:
     """Return the plan for all nodes that were started: those that its trials need, and up to cluster.spare_nodes."""
     num_nodes = who.world_size // plan.world.ranks_per_node
-    most = plan.world.num_nodes + plan.config.cluster.spare_nodes
-    return on_nodes(plan, num_nodes) if plan.world.num_nodes <= num_nodes <= most else plan
+    return on_nodes(plan, num_nodes) if plan.world.num_nodes <= num_nodes <= nodes_of_job(plan) else plan
 
 
 def required_config(plan: Plan) -> schema.Health:

@@ -151,6 +151,22 @@ def test_a_list_of_nodes_reaches_every_backend_and_the_plan_says_why(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("own", "sent"),
+    [
+        (["-xdgx-1"], ["-xdgx-1,dgx-7"]),
+        (["-x", "dgx-1"], ["-x", "dgx-1,dgx-7"]),
+        (["--exclude", "dgx-1", "--exclusive"], ["--exclude", "dgx-1,dgx-7", "--exclusive"]),
+        (["--constraint", "h100"], ["--constraint", "h100"]),
+    ],
+)
+def test_a_users_own_exclude_does_not_replace_the_nodes_to_leave_out(
+    own: list[str], sent: list[str], tmp_path: Path
+) -> None:
+    plan = compose([*SLURM, "cluster.avoid=[dgx-7]", f"cluster.slurm.arguments={json.dumps(own)}"])
+    assert script.sbatch_arguments(plan, tmp_path)[-len(sent) :] == sent
+
+
+@pytest.mark.parametrize(
     ("words", "what"),
     [
         (("cluster.avoid=atuo",), "'atuo' is neither auto nor a list: did you mean auto"),

@@ -17,23 +17,10 @@ from bench.errors import ConfigError, LogError
 from bench.planning import compose
 from bench.runs import goodput, ledger
 from bench.runs.ledger import Outcome
+from helpers.clock import Clock
 from helpers.examples import in_proportion
 
 PLAN = compose.compose(["task=lora_tiny", "cluster=local", "launch.force=true"])
-START_MS = 1_700_000_000_000
-
-
-@dataclass
-class Clock:
-    """The wall clock of the run, in ms."""
-
-    now_ms: float = START_MS
-
-    def wait(self, seconds: float) -> None:
-        self.now_ms += 1000 * seconds
-
-    def read(self) -> tuple[int, int]:
-        return round(self.now_ms), round(self.now_ms - START_MS)
 
 
 @dataclass
@@ -43,6 +30,12 @@ class WrittenRun:
     folder: Path
     clock: Clock = field(default_factory=Clock)
 
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    def now_ms(self) -> int:
+        return self.clock.read_ms()[0]
+
     def begin(self) -> None:
         assert ledger.begin(self.folder, PLAN.trials[0], attempts=9, job="1")
 
@@ -50,10 +43,10 @@ class WrittenRun:
         ledger.end(self.folder, 0, outcome)
 
     def log(self, *, start_s: float, resumed: int = 0) -> Writer:
-        log = Writer(self.folder / run_files.result(0), clocks=self.clock.read)
+        log = Writer(self.folder / run_files.result(0), clocks=self.clock.read_ms)
         log.start(mllog.INIT_START)
         log.event(mllog.GLOBAL_BATCH_SIZE, 8)
-        self.clock.wait(start_s)
+        self.wait(start_s)
         log.start(mllog.RUN_START)
         if resumed:
             log.event(mllog.RESUMED, resumed, step=resumed)
@@ -62,18 +55,18 @@ class WrittenRun:
     def block(self, log: Writer, first: int, times_s: list[float], *, is_cut: bool = False) -> None:
         log.start(mllog.BLOCK_START, step=first)
         for place, time_s in enumerate(times_s, 1):
-            self.clock.wait(time_s)
+            self.wait(time_s)
             log.event(mllog.TRACKED_STATS, {mllog.STEP_TIMES: [time_s]}, step=first + place)
         if not is_cut:
             log.stop(mllog.BLOCK_STOP, step=first + len(times_s))
 
     def evaluate(self, log: Writer, step: int, seconds: float) -> None:
         log.start(mllog.EVAL_START, step=step)
-        self.clock.wait(seconds)
+        self.wait(seconds)
         log.stop(mllog.EVAL_STOP, step=step)
 
     def save(self, log: Writer, step: int, seconds: float) -> None:
-        self.clock.wait(seconds)
+        self.wait(seconds)
         log.event(mllog.CHECKPOINT, seconds, step=step)
 
 
@@ -88,7 +81,7 @@ def created(folder: Path) -> WrittenRun:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenRun]:
     run = created(tmp_path / "run")
-    monkeypatch.setattr(ledger, "_now_ms", lambda: round(run.clock.now_ms))
+    monkeypatch.setattr(ledger, "_now_ms", run.now_ms)
     yield run
 
 
@@ -100,16 +93,16 @@ def seconds(run: WrittenRun) -> dict[str, float]:
 
 def test_an_uninterrupted_run(run: WrittenRun) -> None:
     run.begin()
-    run.clock.wait(5)
+    run.wait(5)
     with run.log(start_s=20) as log:
-        run.clock.wait(2)  # rows
+        run.wait(2)  # rows
         run.block(log, 0, [1.0] * 10)
         run.evaluate(log, 10, 4)
         run.save(log, 10, 3)
         run.block(log, 10, [1.0, 1.0, 9.0, 1.0])
         run.evaluate(log, 14, 4)
         log.finish("success", step=14)
-    run.clock.wait(6)
+    run.wait(6)
     run.end(Outcome.valid)
     assert seconds(run) == {
         "training": 14,
@@ -146,9 +139,9 @@ def test_an_interrupted_run_repeats_the_steps_since_its_checkpoint(run: WrittenR
         run.block(log, 8, [1.0] * 3)
         run.evaluate(log, 11, 4)
         run.block(log, 11, [1.5], is_cut=True)
-        run.clock.wait(0.5)
+        run.wait(0.5)
         log.finish("aborted")  # the ranks got SIGTERM during a step
-    run.clock.wait(30)  # silent: killed, and in the queue again
+    run.wait(30)  # silent: killed, and in the queue again
     run.begin()
     with run.log(start_s=12, resumed=8) as log:
         run.block(log, 8, [1.0] * 6)
@@ -174,9 +167,9 @@ def test_an_attempt_that_never_trained_is_down_time_and_a_silent_rank_a_stall(ru
         run.block(log, 4, [1.0] * 2, is_cut=True)
     report = run.folder / run_files.stack("trial 0", 1)
     report.write_text(json.dumps({"rank": 1, "silent_s": 120.5}) + "\n\nThread 0x1\n")
-    run.clock.wait(150)
+    run.wait(150)
     run.begin()
-    run.clock.wait(40)  # it writes no log
+    run.wait(40)  # it writes no log
     run.begin()
     with run.log(start_s=12, resumed=4) as log:
         run.block(log, 4, [1.0] * 4)
@@ -210,7 +203,7 @@ def test_without_a_checkpoint_everything_is_done_again(run: WrittenRun) -> None:
 
 def test_a_ledger_without_times_counts_from_the_first_record(run: WrittenRun) -> None:
     run.begin()
-    run.clock.wait(100)
+    run.wait(100)
     with run.log(start_s=7) as log:
         run.block(log, 0, [2.0, 2.0])
         log.finish("success", step=2)
@@ -237,9 +230,9 @@ def test_the_parts_add_up_to_the_wall_clock(
     """In any order of records, and with clocks that go back."""
     run = created(tmp_path_factory.mktemp("any") / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ledger, "_now_ms", lambda: round(run.clock.now_ms))
+        patched.setattr(ledger, "_now_ms", run.now_ms)
         run.begin()
-        began_ms, step, saved, log = run.clock.now_ms, 0, 0, run.log(start_s=1)
+        began_ms, step, saved, log = run.now_ms(), 0, 0, run.log(start_s=1)
         for what, size in actions:
             match what:
                 case "block":
@@ -251,7 +244,7 @@ def test_the_parts_add_up_to_the_wall_clock(
                     run.save(log, step, size)
                     saved = step
                 case "wait" | "back":
-                    run.clock.wait(size if what == "wait" else -0.1 * size)
+                    run.wait(size if what == "wait" else -0.1 * size)
                 case _:
                     log.close()
                     run.begin()
@@ -262,7 +255,7 @@ def test_the_parts_add_up_to_the_wall_clock(
     measured = goodput.of_run(run.folder)
     assert all(value >= -1e-9 for value in measured.seconds.values())
     if not any(what == "back" for what, _ in actions):
-        assert measured.wall_s == pytest.approx((run.clock.now_ms - began_ms) / 1000)
+        assert measured.wall_s == pytest.approx((run.now_ms() - began_ms) / 1000)
 
 
 def test_the_command_prints_shares_that_add_up(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ LONG_NAMES = {
     "D": "chdir",
     "W": "wait",
     "t": "time",
+    "x": "exclude",
     "h": "help",
     "V": "version",
 }

@@ -29,9 +29,10 @@ NODES, NODE_FIELDS = "sinfo of nodes", "%N|%P"
 IS_OUT = re.compile(r"down|drain|drng|fail|inval|unk|.*\*$")
 """States of nodes that accept no job; * marks a node that does not respond."""
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:(\d+)")
+_NO_CONFIGURATION = re.compile(r"[Cc]ould not establish a configuration source|[Uu]nable to process config")
+"""What every command of Slurm prints on a machine that has the commands, but no slurm.conf."""
 _UNREACHABLE = re.compile(
-    r"[Uu]nable to contact|Communication|[Tt]imed out|[Zz]ero [Bb]ytes|[Uu]nable to process config"
-    r"|[Cc]ould not establish a configuration source"
+    rf"[Uu]nable to contact|Communication|[Tt]imed out|[Zz]ero [Bb]ytes|{_NO_CONFIGURATION.pattern}"
 )
 
 
@@ -79,10 +80,6 @@ REFUSALS: tuple[tuple[str, str, str | None], ...] = (
 GPU_REFUSAL = r"GRES|generic resource"
 WAITS = r"nodes? (?:are |is )?(?:busy|not available)|Required node not available|Nodes required for job are"
 """sbatch --test-only prints these for jobs that it would queue."""
-
-
-_NO_CONFIGURATION = re.compile(r"[Cc]ould not establish a configuration source|[Uu]nable to process config")
-"""What every command of Slurm prints on a machine that has the commands, but no slurm.conf."""
 
 
 def answer_to(subject: Subject, name: str) -> Answer:
@@ -183,7 +180,7 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
 
 
 def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[Finding | str]:
-    requested = subject.plan.world.num_nodes + subject.plan.config.cluster.spare_nodes
+    requested = plans.nodes_of_job(subject.plan)
     total = sum(group.num_nodes for group in available)
     up = sum(group.num_nodes for group in available if not group.is_out)
     yield f"{name}: {up} of {total} nodes up"
@@ -212,17 +209,14 @@ def leaves_nodes_out(plan: Plan) -> bool:
 
 def left_out(subject: Subject) -> Iterator[Finding | str]:
     """Yield the nodes to leave out that Slurm does not know, which sbatch would refuse; or that too few are left."""
-    cluster = subject.plan.config.cluster
-    avoided, num_nodes = cluster.avoided, subject.plan.world.num_nodes + cluster.spare_nodes
+    avoided, num_nodes = subject.plan.config.cluster.avoided, plans.nodes_of_job(subject.plan)
     listed = [line.strip().split("|") for line in answer_to(subject, NODES).out.splitlines() if line.count("|") == 1]
     if not listed:
         raise CannotTellError("sinfo lists no nodes")
     if unknown := sorted(set(avoided) - {name for name, _ in listed}):
-        kept = [name for name in avoided if name not in unknown]
-        fix = f"set cluster.avoid={f'[{chr(44).join(kept)}]' if kept else 'null'}"
-        yield broken(
-            "SLU-02", f"Slurm has no node {', '.join(unknown)}, so sbatch refuses the job", "cluster.avoid", fix=fix
-        )
+        kept = ",".join(name for name in avoided if name not in unknown)
+        what = f"Slurm has no node {', '.join(unknown)}, so sbatch refuses the job"
+        yield broken("SLU-02", what, "cluster.avoid", fix=f"set cluster.avoid={f'[{kept}]' if kept else 'null'}")
         return
     wanted = {group.partition for group in groups(subject)}
     left = {name for name, partition in listed if partition.rstrip("*") in wanted} - set(avoided)

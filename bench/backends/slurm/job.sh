@@ -134,9 +134,8 @@ requeue() { # a job may be changed only while it waits; the signal that ends thi
 
 excluded_nodes() { # those that the job excludes already, and the slow ones
   local excluded=
-  [[ ! $(scontrol --oneliner show job "$job" 2>/dev/null) =~ \ ExcNodeList=([^\ ]+) ]] || excluded=${BASH_REMATCH[1]}
-  [[ $excluded != "(null)" ]] || excluded=
-  echo "${excluded:+$excluded,}$slow_nodes"
+  ! job_shows ' ExcNodeList=([^ (]+)' || excluded=${BASH_REMATCH[1]}, # (null) if there are none
+  echo "$excluded$slow_nodes"
 }
 
 record_interruption() { # REASON: for the ledger, which then moves the files of this attempt to attempts/

@@ -12,9 +12,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from bench.backends import containers
+from bench.backends.slurm.argument_checks import option
 from bench.contract import plan as plans
 from bench.contract import plan_kinds, run_files
 from bench.contract.cluster import GpuRequest, Slurm
@@ -60,7 +62,7 @@ def resources(plan: Plan) -> list[str]:
     slurm, w = plan.config.cluster.slurm or Slurm(), plan.world
     return [
         *_directive("partition", slurm.partition),
-        *_directive("nodes", w.num_nodes + plan.config.cluster.spare_nodes),
+        *_directive("nodes", plans.nodes_of_job(plan)),
         *_directive("ntasks-per-node", w.ranks_per_node),
         *_directive("cpus-per-task", slurm.cpus_per_rank),
         *_gpus(slurm, plans.gpus_per_node(plan)),
@@ -190,7 +192,7 @@ def settings(plan: Plan) -> list[str]:
         *(f': "${{{name}:?is not set: export it and submit again}}"' for name in variables(plan)),
         "",
         f"name={_shell_word(plan.name)}",
-        f"nodes={w.num_nodes + c.cluster.spare_nodes:d}",
+        f"nodes={plans.nodes_of_job(plan):d}",
         f"nodes_of_trial={f'{w.num_nodes:d}' if launch.replace_slow else ''}",
         f"max_starts={launch.attempts:d}",
         f"ranks_per_node={w.ranks_per_node:d}",
@@ -404,7 +406,14 @@ def _own_arguments(plan: Plan) -> list[str]:
     """Return the user's arguments; sbatch would take their --exclude instead of the script's, so it gets both."""
     own = plan.config.cluster.slurm.arguments if plan.config.cluster.slurm else []
     avoided = plan.config.cluster.avoided
-    return [",".join([one, *avoided]) if avoided and one.startswith("--exclude=") else one for one in own]
+    pairs = pairwise(["", *own])
+    return [",".join([one, *avoided]) if avoided and _excludes(last, one) else one for last, one in pairs]
+
+
+def _excludes(previous: str, argument: str) -> bool:
+    """Return whether one of sbatch's arguments has the nodes of --exclude, with the option or after it."""
+    name, has_value, _ = option(argument)
+    return name == "exclude" and has_value if name else option(previous)[:2] == ("exclude", False)
 
 
 def _accounting(plan: Plan) -> list[str]:

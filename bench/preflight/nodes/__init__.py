@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from bench.contract.plan import Plan
 from bench.preflight.nodes import clocks, hardware, ranks
-from bench.preflight.nodes.load import Facts, load
+from bench.preflight.nodes.load import Facts, check_result, load
 from bench.rules.check import Finding
 
-__all__ = ["Facts", "judge", "load", "slow_nodes"]
+__all__ = ["Facts", "check_result", "judge", "load", "slow_nodes"]
 
 CHECKS = (
     *(ranks.world, ranks.image, ranks.versions, ranks.environment, ranks.paths, ranks.results),

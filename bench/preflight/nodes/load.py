@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from bench.contract import node_facts, run_files
+from bench.contract import node_facts, regular_files, run_files
 from bench.contract.node_facts import Health, Machine, RankFacts
 from bench.errors import LogError
 
 T = TypeVar("T")
 MOST_NAMES = 8
 """The number of nodes that one message names."""
+_DAMAGED = (OSError, ValueError, TypeError, KeyError, AttributeError)
+"""What `node_facts.loads` and reading raise for a file that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,13 @@ def load(folder: Path, *, array_task: str = "") -> Facts:
     )
 
 
+def check_result(path: Path) -> Health | None:
+    """Return the result of a node check; None if it cannot be read."""
+    with suppress(*_DAMAGED):
+        return node_facts.loads(regular_files.read_text(path), Health)
+    return None
+
+
 def listed(nodes: Iterable[str]) -> str:
     """Return the first MOST_NAMES distinct names of nodes, and the number of the others."""
     names = list(dict.fromkeys(nodes))
@@ -77,7 +87,7 @@ def _start(attempt: str | None) -> str | None:
 def _read(path: Path, kind: type[T]) -> T:
     try:
         return node_facts.loads(path.read_text(), kind)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except _DAMAGED as error:
         raise LogError(
             f"the file with the facts of a node (hardware and software) cannot be read: {error}",
             where=str(path),
