@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from bench.contract import mllog, regular_files, run_files
 from bench.contract.plan import Trial
 
-_MARK = ":::MLLOG "
+_MARK = b":::MLLOG "
 
 
 def cost(run: Path, trial: Trial, *, step: int, samples: int) -> dict[str, Any]:
@@ -43,8 +44,9 @@ def _logs(run: Path, trial: Trial) -> Iterator[Path]:
 
 def records(log: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a log; a killed attempt may have cut its last line, or have left no log."""
-    with suppress(OSError):
-        for line in regular_files.read_text(log, errors="replace").splitlines():
+    limit = regular_files.MAX_LOG_BYTES
+    with suppress(OSError), BufferedReader(regular_files.opened(log, max_bytes=limit)) as lines:
+        for line in lines:
             with suppress(ValueError):
                 record = json.loads(line.partition(_MARK)[2])
                 if isinstance(record, dict) and isinstance(record.get("time_ms"), int):

@@ -50,6 +50,11 @@ def cited(folder: Path, records: dict[int, Any]) -> str | None:
     return flight_recorder.cited(folder)
 
 
+def of_first(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return a record with changes of its first entry."""
+    return content | {"entries": [content["entries"][0] | changes, *content["entries"][1:]]}
+
+
 LATER, EARLIER = record(("0", 7, True), ("3", 4, False)), record(("0", 7, True), ("3", 3, True))
 
 
@@ -69,9 +74,20 @@ LATER, EARLIER = record(("0", 7, True), ("3", 4, False)), record(("0", 7, True),
             "ranks called different collectives as number 2 of all ranks: all_gather of [[8]], all_reduce of [[16]]",
         ),
         ({0: record(("0", 2, True)), 1: record(("0", 2, True))}, None),
+        (
+            {0: record(("0", 5, False)), 1: record(("0", 4, False)), 2: record(("0", 5, False))},
+            "rank 1 did not enter collective 5 (all_reduce) of all ranks, in which ranks 0, 2 waited",
+        ),
+        (
+            {rank: record(("0", 3, False) if rank else ("0", 2, True)) for rank in range(11)},
+            "rank 0 did not enter collective 3 (all_reduce) of all ranks, in which ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more "
+            "waited",
+        ),
+        ({0: of_first(record(("0", 2, False)), is_p2p=True)}, None),
+        ({0: of_first(record(("0", 2, False)), state="completed")}, None),
         ({0: {"entries": [7, {}, {"is_p2p": False}]}, 1: [3]}, None),
     ],
-    ids=["missing", "network", "mismatch", "no hang", "damaged"],
+    ids=["missing", "network", "mismatch", "no hang", "in another one", "many", "point to point", "over", "damaged"],
 )
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path, records: dict[int, Any], expected: str | None) -> None:
     assert cited(tmp_path, records) == (None if expected is None else f"flight recorder: {expected}")
@@ -83,6 +99,21 @@ def test_a_rank_in_a_later_group_waits_for_the_one_that_came_first(tmp_path: Pat
     of_all = record(("0", 5, True), ("2", 8, True), ("0", 6, False))
     text = cited(tmp_path, {0: own, 1: own, 2: of_all, 3: record(("0", 5, True), ("2", 8, True))})
     assert text is not None and "ranks 0, 1, 3 did not enter collective 6" in text and "rank 2 waited" in text
+
+
+def test_the_group_that_waits_for_the_longest_time_is_named(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2 since an earlier time."""
+    last = record(("0", 1, True), ("0", 2, True), ("1", 2, True), ("1", 3, False))
+    text = cited(tmp_path, {0: last, 1: record(("1", 2, True), ("2", 6, False)), 2: record(("2", 5, True))})
+    assert text is not None and "rank 2 did not enter collective 6 (all_reduce) of group DATA_PARALLEL_2" in text
+
+
+def test_of_two_records_of_a_rank_the_one_of_our_ranks_is_read(tmp_path: Path) -> None:
+    cited(tmp_path, {1: EARLIER, 2: LATER})
+    for rank, theirs in ((1, pickle.dumps(EARLIER)), (2, pickle.dumps(EARLIER))):
+        (tmp_path / f"rank_logs/flight_{rank}").write_bytes(theirs)
+        (tmp_path / f"rank_logs/trial_0_flight_{rank}.json").write_text(json.dumps(LATER))
+    assert flight_recorder.records(tmp_path) == {1: LATER, 2: LATER}
 
 
 class Harmful:

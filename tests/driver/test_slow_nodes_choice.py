@@ -1,6 +1,8 @@
 """The choice of nodes after a node check: leave out the slow ones, and use as many as a trial needs."""
 
+import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,24 @@ def test_a_slow_node_is_replaced_by_the_spare_and_the_ledger_says_why(run: Path)
 def test_unused_spares_are_not_used(run: Path) -> None:
     check(run, "dgx-0", "dgx-1", "dgx-2")
     assert choose(run, planned(), passed=True) == (Chosen.trials, "dgx-0,dgx-1")
+
+
+def test_a_second_slow_node_keeps_the_check_that_found_the_first(run: Path) -> None:
+    check(run, "dgx-0", "dgx-1", "dgx-2", slow="dgx-1")
+    choose(run, planned(), passed=False)
+    check(run, "dgx-0", "dgx-2", slow="dgx-2")
+    assert choose(run, planned(), passed=False) == (Chosen.start_again, "dgx-2")
+    found = [json.loads((run / f"health_before_{n}.json").read_text())["slow_nodes"] for n in (1, 2)]
+    assert found == [["dgx-1"], ["dgx-2"]]
+
+
+def test_a_lost_node_is_replaced_once_and_never_used_again_in_its_job(run: Path) -> None:
+    check(run, "dgx-0", "dgx-1", "dgx-2")
+    lose = partial(slow_nodes.use_spare, run, planned(), why="SLU-09: no answer")
+    assert lose(job="5", lost=["dgx-0"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-1,dgx-2\n"
+    assert lose(job="5", lost=["dgx-1"]) is Chosen.failed
+    assert slow_nodes.left_out(run, "5") == dict.fromkeys(("dgx-0", "dgx-1"), "SLU-09: no answer")
+    assert lose(job="6", lost=["dgx-2"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-0,dgx-1\n"
 
 
 def test_with_too_few_nodes_the_job_starts_again_without_the_slow_one(run: Path) -> None:

@@ -17,11 +17,14 @@ from bench.cli import main
 from bench.console import plan as plan_sheets
 from bench.contract import mllog, node_facts, plan_kinds
 from bench.errors import ConfigError
+from bench.history import node_verdicts
 from bench.history.avoid import bad_nodes
+from bench.planning import avoided_nodes
 from bench.planning.compose import compose
 from bench.rules.check import Answer, Finding, Subject
 from bench.runs import ledger
 from bench.runs import status as statuses
+from bench.runs.ledger import Outcome
 from bench.runs.status import Ending, Status
 from helpers.facts import SOUND
 from helpers.nodes import health_report
@@ -98,16 +101,30 @@ def test_a_slow_node_is_left_out_until_it_passes_a_check_or_the_time_is_over(
     assert avoided("cluster.avoid=auto") == {} and listed(capsys)["dgx-2"]["findings"] == [finding]
 
 
+def test_the_newest_finding_on_a_node_of_the_same_backend_is_the_reason(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, days_ago in (("second", 1.0), ("first", 2.0), ("good", 3.0)):
+        write(name, days_ago=days_ago, slow="" if name == "good" else "dgx-2")
+    assert avoided("cluster.avoid=auto")["dgx-2"].endswith(" in second")
+    assert next(iter(every := listed(capsys))) == "dgx-2" and every["dgx-2"]["runs"][-1].endswith("second")
+    assert every["dgx-2"]["last_seen"] == "2026-09-20T14:13:20Z"
+    on_kubernetes = ["task=lora_tiny", "cluster=kubernetes", "cluster.avoid=auto"]
+    assert compose(on_kubernetes, bad_nodes=bad_nodes).config.cluster.avoided == {}
+
+
 @pytest.mark.parametrize(
     ("line", "accused"),
     [
         ("srun: error: Node failure on dgx-1", ["dgx-1"]),
+        ("srun: error: Node failure on dgx-10", []),
+        ("2: srun: error: Node failure on dgx-0", ["dgx-0"]),
         ("2: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.", ["dgx-1"]),
         ("SLU-09: Slurm has marked dgx-1 as down; the next attempt of the trial uses dgx-0,dgx-2", ["dgx-1"]),
         ("slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-09-21T10:00:00 DUE TO NODE FAILURE, SEE LOG ***", []),
         ("1: torch.OutOfMemoryError: CUDA out of memory on dgx-1", []),
     ],
-    ids=["named", "by its rank", "not those that replace it", "of the whole job", "of the program"],
+    ids=["named", "of another run", "named by a rank of another", "by its rank", "not those that replace it", "of the whole job", "of the program"],
 )
 def test_a_node_is_blamed_only_for_what_it_causes(write: Write, line: str, accused: list[str]) -> None:
     write("failed", days_ago=1, output=f"{line}\n")
@@ -121,6 +138,25 @@ def test_a_node_that_was_lost_during_a_trial_is_a_failure_of_a_run_that_succeede
     (folder / "left_out.json").write_text(json.dumps(entries))
     statuses.write(folder, Status(outcome=Ending.valid, exit_code=0))
     assert list(avoided("cluster.avoid=auto")) == ["dgx-1"]
+
+
+@pytest.mark.parametrize(("ending", "is_retried"), [(Ending.valid, True), (Ending.interrupted, False)])
+def test_a_node_that_interrupted_a_run_is_a_failure(write: Write, ending: Ending, is_retried: bool) -> None:
+    """Also if the run continued on other nodes, and succeeded."""
+    folder = write("interrupted", days_ago=1, output="srun: error: Node failure on dgx-1\n")
+    trial = compose(SLURM).trials[0]
+    for outcome in (Outcome.interrupted, Outcome.valid) if is_retried else ():
+        assert ledger.begin(folder, trial, attempts=9, job="7")
+        ledger.end(folder, 0, outcome)
+    statuses.write(folder, Status(outcome=ending, exit_code=0))
+    assert list(avoided("cluster.avoid=auto")) == ["dgx-1"]
+
+
+def test_a_run_on_this_machine_says_nothing_about_nodes(write: Write) -> None:
+    folder = write("local", days_ago=1)
+    assert node_verdicts.of_run(folder)
+    (folder / "plan.json").write_text(plan_kinds.dumps(compose(["task=lora_tiny", "cluster=local"])))
+    assert node_verdicts.of_run(folder) == ()
 
 
 def test_a_node_that_was_slow_during_a_trial_is_a_finding_of_a_valid_run(
@@ -144,10 +180,15 @@ def test_a_list_of_nodes_reaches_every_backend_and_the_plan_says_why(tmp_path: P
     on_kubernetes = compose(["task=lora_tiny", "cluster=kubernetes", "cluster.avoid=[dgx-7]"])
     assert re.search(r"operator: NotIn\n +values:\n +- dgx-7\n", manifest.text(on_kubernetes))
     hosts = ("task=lora_tiny", "cluster=hosts", "cluster.ranks_per_node=1", "cluster.device=cpu")
-    listed_hosts = compose([*hosts, "cluster.hosts=[a,b,c]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
+    listed_hosts = compose([*hosts, "cluster.hosts=[a,b:1x1,c]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
     assert listed_hosts.config.cluster.hosts == ["a", "c"]
     with pytest.raises(ConfigError, match=r"without b, 1 nodes are left, but the run needs 2 \(b: listed"):
         compose([*hosts, "cluster.hosts=[a,b]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
+
+
+def test_times_are_in_minutes_hours_or_days() -> None:
+    texts = ("90m", "12h", "7d")
+    assert [avoided_nodes.seconds(text, where="") for text in texts] == [90 * 60, 12 * 3600, 7 * 86_400]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +214,9 @@ def test_a_users_own_exclude_does_not_replace_the_nodes_to_leave_out(
         (("cluster.avoid=['dgx-[1-3]']",), "is not the name of a node"),
         (("cluster.avoid=['a --wrap=id']",), "is not the name of a node"),
         (("cluster.avoid=auto", "cluster.avoid_within=week"), "'week' is not a time"),
-        (("cluster=local", "cluster.avoid=auto"), "runs on this machine only"),
+        (("cluster=local", "cluster.avoid=auto"), "runs on this machine only: no node can be left out"),
+        (("cluster.avoid=auto", "cluster.avoid_within=0d"), "'0d' is not a time"),
+        ((f"cluster.avoid=[{','.join(f'n{n}' for n in range(201))}]",), "201 nodes would be left out, but at most 200"),
     ],
 )
 def test_wrong_values_are_refused(words: tuple[str, ...], what: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bench import cli
 from bench.contract import mllog, plan_kinds, run_files
 from bench.contract.mllog import Writer
+from bench.contract.plan import Plan
 from bench.errors import ConfigError, LogError
 from bench.planning import compose
 from bench.runs import goodput, ledger
@@ -28,6 +29,7 @@ class WrittenRun:
     """A run whose ledger and logs are written at moments that the test sets."""
 
     folder: Path
+    plan: Plan
     clock: Clock = field(default_factory=Clock)
 
     def wait(self, seconds: float) -> None:
@@ -37,7 +39,7 @@ class WrittenRun:
         return self.clock.read_ms()[0]
 
     def begin(self) -> None:
-        assert ledger.begin(self.folder, PLAN.trials[0], attempts=9, job="1")
+        assert ledger.begin(self.folder, self.plan.trials[0], attempts=9, job="1")
 
     def end(self, outcome: Outcome) -> None:
         ledger.end(self.folder, 0, outcome)
@@ -70,12 +72,12 @@ class WrittenRun:
         log.event(mllog.CHECKPOINT, seconds, step=step)
 
 
-def created(folder: Path) -> WrittenRun:
+def created(folder: Path, plan: Plan = PLAN) -> WrittenRun:
     folder.mkdir()
-    (folder / run_files.PLAN).write_text(plan_kinds.dumps(PLAN))
+    (folder / run_files.PLAN).write_text(plan_kinds.dumps(plan))
     (folder / run_files.RANK_LOGS).mkdir()
-    ledger.create(folder, PLAN)
-    return WrittenRun(folder)
+    ledger.create(folder, plan)
+    return WrittenRun(folder, plan)
 
 
 @pytest.fixture
@@ -91,7 +93,9 @@ def seconds(run: WrittenRun) -> dict[str, float]:
     return {part.name: round(value, 3) for part, value in measured.seconds.items() if value}
 
 
-def test_an_uninterrupted_run(run: WrittenRun) -> None:
+@pytest.mark.parametrize(("ended", "outcome"), [("success", Outcome.valid), ("aborted", Outcome.invalid)])
+def test_an_uninterrupted_run(run: WrittenRun, ended: str, outcome: Outcome) -> None:
+    """It ends by its target, or by its last step."""
     run.begin()
     run.wait(5)
     with run.log(start_s=20) as log:
@@ -101,9 +105,9 @@ def test_an_uninterrupted_run(run: WrittenRun) -> None:
         run.save(log, 10, 3)
         run.block(log, 10, [1.0, 1.0, 9.0, 1.0])
         run.evaluate(log, 14, 4)
-        log.finish("success", step=14)
+        log.finish(ended, step=14)
     run.wait(6)
-    run.end(Outcome.valid)
+    run.end(outcome)
     assert seconds(run) == {
         "training": 14,
         "evaluation": 8,
@@ -116,6 +120,8 @@ def test_an_uninterrupted_run(run: WrittenRun) -> None:
     measured = goodput.of_run(run.folder)
     assert measured.wall_s == 66 and measured.effective == pytest.approx(14 / 66)
     assert measured.notes == ()
+    twice = replace(measured, trials=measured.trials * 2)
+    assert twice.wall_s == sum(twice.seconds.values()) == 2 * 66 and twice.effective == pytest.approx(14 / 66)
 
 
 def test_a_run_without_any_time_has_no_share_of_it(run: WrittenRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +173,7 @@ def test_an_attempt_that_never_trained_is_down_time_and_a_silent_rank_a_stall(ru
         run.block(log, 4, [1.0] * 2, is_cut=True)
     report = run.folder / run_files.stack("trial 0", 1)
     report.write_text(json.dumps({"rank": 1, "silent_s": 120.5}) + "\n\nThread 0x1\n")
+    (run.folder / run_files.stack("trial 0", 2)).write_text(json.dumps({"rank": 2, "silent_s": 30}) + "\n")
     run.wait(150)
     run.begin()
     run.wait(40)  # it writes no log
@@ -184,6 +191,52 @@ def test_an_attempt_that_never_trained_is_down_time_and_a_silent_rank_a_stall(ru
         "down": 29.5 + 40,
         "restart": 12,
     }
+
+
+def test_a_log_without_steps_counts_samples_and_splits_a_block_in_proportion(run: WrittenRun) -> None:
+    """Logs of others: eight samples are a step. The second attempt resumes in the middle of a block of the first."""
+    for first, last, resumed in ((0, 10, 0), (6, 12, 6)):
+        run.begin()
+        with run.log(start_s=1, resumed=resumed) as log:
+            log.start(mllog.BLOCK_START, samples_count=8 * first)
+            run.wait(3 * (last - first))
+            log.stop(mllog.BLOCK_STOP, samples_count=8 * last)
+            if last == 12:
+                log.finish("success", samples_count=8 * last)
+    run.end(Outcome.valid)
+    assert seconds(run) == {"training": 3 * 12, "repeated": 3 * 4, "start": 1, "restart": 1}
+    assert "the log does not list its steps" in goodput.of_run(run.folder).notes[0]
+
+
+def test_time_of_a_block_outside_its_steps_is_no_stall(run: WrittenRun) -> None:
+    run.begin()
+    with run.log(start_s=1) as log:
+        run.block(log, 0, [1.0, 1.0, 9.0, 1.0], is_cut=True)
+        run.wait(12)
+        log.stop(mllog.BLOCK_STOP, step=4)
+        log.finish("success", step=4)
+    run.end(Outcome.valid)
+    assert seconds(run) == {"training": 16, "stalls": 8, "start": 1}
+
+
+def test_after_run_stop_of_an_attempt_that_was_not_the_last_it_is_down(run: WrittenRun) -> None:
+    """It was killed before its last checkpoint, and all is done again."""
+    for start_s in (1, 2):
+        run.begin()
+        with run.log(start_s=start_s) as log:
+            run.block(log, 0, [1.0] * 5)
+            log.finish("success", step=5)
+        run.wait(7)
+    run.end(Outcome.valid)
+    assert seconds(run) == {"training": 5, "repeated": 5, "start": 1, "restart": 2, "down": 7, "end": 7}
+
+
+def test_gpu_hours_are_of_all_nodes(tmp_path: Path) -> None:
+    plan = compose.compose(["task=lora70b", "cluster=dgxh200", "cluster.num_nodes=2", "launch.force=true"])
+    run = created(tmp_path / "run", plan)
+    run.begin()
+    run.log(start_s=9).close()
+    assert goodput.of_run(run.folder).num_gpus == 16
 
 
 def test_without_a_checkpoint_everything_is_done_again(run: WrittenRun) -> None:

@@ -9,16 +9,17 @@ from bench.contract.plan import Trial
 from helpers import clock
 from jobs.tasks import earlier_attempts
 
-TRIAL = Trial(index=0, seed=1, log=run_files.result(0))
+TRIAL = Trial(index=1, seed=1, log=run_files.result(1))
 
 
 def test_the_first_start_the_lost_time_and_the_samples_after_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The second attempt resumed from an older checkpoint, and saved step 10 again."""
     now = clock.turned(monkeypatch)
     began_s = now.now_s
-    for number, (first, last) in enumerate(((0, 14), (10, 12)), 1):
-        folder = tmp_path / run_files.attempt(0, number)
+    for number, (first, last) in enumerate(((0, 14), (5, 12)), 1):
+        folder = tmp_path / run_files.attempt(1, number)
         folder.mkdir(parents=True)
         with mllog.Writer(folder / TRIAL.log) as log:
             log.start(mllog.RUN_START)
@@ -37,5 +38,6 @@ def test_the_first_start_the_lost_time_and_the_samples_after_the_checkpoint(
         "lost_s": pytest.approx(now.now_s - saved_s, abs=0.01),
         "replayed_samples": 64,
     }
-    assert earlier_attempts.cost(tmp_path, TRIAL, step=20, samples=320) == {}, "no log has this checkpoint"
+    assert earlier_attempts.cost(tmp_path, TRIAL, step=14, samples=224) == {}, "no log has this checkpoint"
+    assert earlier_attempts.cost(tmp_path, TRIAL, step=10, samples=999)["replayed_samples"] == 0
     assert earlier_attempts.cost(tmp_path / "new", TRIAL, step=10, samples=160) == {}

@@ -47,11 +47,19 @@ def test_equal_settings_end_the_measurement() -> None:
     assert Outcome.equivalent in outcomes(decision).values() and decision.is_final
 
 
+def test_settings_within_two_percent_are_equivalent_and_others_are_not() -> None:
+    """Also if the difference is significant."""
+    noise = [0.0, 0.01, -0.01, 0.01, 0.0, -0.01]
+    decision = decided({name: [step + more for more in noise] for name, step in (("a", 10), ("b", 10.1), ("c", 10.5))})
+    assert outcomes(decision) == {"a": Outcome.fastest, "b": Outcome.equivalent, "c": Outcome.slower}
+
+
 def test_a_failed_run_takes_its_settings_out_from_this_block_on() -> None:
     decision = decided({"a": [10.0, 10.1], "b": [9.0], "c": [30.0, 30.3]}, b=1)
     assert outcomes(decision) == {"a": Outcome.fastest, "b": Outcome.failed, "c": Outcome.slower}
     assert decision.is_final and decision.num_blocks == 2
     assert not decided({"a": [], "b": []}, a=0, b=0).alive
+    assert decided({"a": [10.0, 10.1], "b": []}, b=0).num_blocks == 2, "the only one left is measured twice"
 
 
 def test_an_incomplete_block_does_not_count() -> None:
