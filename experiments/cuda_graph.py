@@ -17,11 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from one_rank import join, known_words, require, synchronize
+from one_rank import composed, join, known_words, synchronize
 
 from bench.contract.plan import Plan
-from bench.errors import BenchError
-from bench.planning import compose
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch")
     parser.add_argument("--steps", type=int, default=10, help="steps to time, after two that are not (default 10)")
     args = parser.parse_args()
-    try:
-        plan = compose.compose(args.overrides)
-        require(plan, 0)
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    plan = composed(args.overrides)
     join(plan, 0)
     host, graph = (trained(replace(plan, cuda_graph=flag), args.steps) for flag in (False, True))
     print(f"the plan {'has' if plan.cuda_graph else 'does not have'} a graph; micro-batches a step:", end=" ")

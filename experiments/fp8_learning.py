@@ -125,7 +125,7 @@ def main() -> None:
     record = Record(path, start)
     with TemporaryDirectory() as folder:
         plans = composed(size, Path(folder))
-        begin(plans)
+        begin(plans["base"], plans["bf16"])
         record.spent("set up", start)
         with record.phase("base"):
             weights = base_weights(plans["base"], record)
@@ -165,15 +165,19 @@ def has_gpu() -> bool:
 def composed(size: Size, folder: Path) -> dict[str, Plan]:
     """Return the plans: of the base, of LoRA in each precision, and without dropout where gradients are compared."""
     here = (
-        f"cluster.device={'cuda' if has_gpu() else 'cpu'}",
-        "cluster.ranks_per_node=1",
-        *(f"cluster.paths.{name}={folder}" for name in ("data", "model", "logs")),
+        *one_rank(folder),
         *(f"model.{name}={value}" for name, value in size.model.items()),
         f"recipe.global_batch_size={size.batch}",
         "recipe.eval_skip=0",
     )
     base = schedule(size, size.base_steps, size.base_lr, size.base_steps // 8)
-    lora = [*here, "task=lora_tiny", "task.training.base=null", "task.training.target_eval_loss=null"]
+    lora = [
+        *here,
+        "task=lora_tiny",
+        "task.training.starts_from=checkpoint",
+        "task.training.base=null",
+        "task.training.target_eval_loss=null",
+    ]
     lora += schedule(size, size.steps, size.lr, size.eval_every)
     plans = {"base": compose.compose([*here, "task=pretrain_tiny", "precision=bf16", *base])}
     for name in PRECISIONS:
@@ -181,6 +185,15 @@ def composed(size: Size, folder: Path) -> dict[str, Plan]:
     for name in ("fp32", *PRECISIONS):
         plans[f"{name} undropped"] = compose.compose([*lora, f"precision={name}", "task.training.lora.dropout=0"])
     return plans
+
+
+def one_rank(folder: Path) -> tuple[str, ...]:
+    """Return the overrides for one GPU or CPU of this machine, with all files in a folder."""
+    return (
+        f"cluster.device={'cuda' if has_gpu() else 'cpu'}",
+        "cluster.ranks_per_node=1",
+        *(f"cluster.paths.{name}={folder}" for name in ("data", "model", "logs")),
+    )
 
 
 def schedule(size: Size, steps: int, lr: float, eval_every: int) -> tuple[str, ...]:
@@ -192,11 +205,11 @@ def schedule(size: Size, steps: int, lr: float, eval_every: int) -> tuple[str, .
     )
 
 
-def begin(plans: dict[str, Plan]) -> None:
-    """Join the process group of one, and make the rows."""
-    start_ranks(plans["base"], Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
-    prepare_rows_of(plans["base"])
-    prepare_rows_of(plans["bf16"])
+def begin(*plans: Plan) -> None:
+    """Join the process group of one, and make the rows of the plans."""
+    start_ranks(plans[0], Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
+    for plan in plans:
+        prepare_rows_of(plan)
 
 
 def base_weights(plan: Plan, record: Record) -> Weights:
@@ -204,6 +217,18 @@ def base_weights(plan: Plan, record: Record) -> Weights:
     engine = built(plan, SEEDS[0], {})
     learn(engine, SEEDS[0], record, "base", lambda curve: record.keep(base=curve))
     return held(engine)
+
+
+def trained(plan: Plan, seed: int, record: Record) -> Weights:
+    """Return the weights after training from scratch; the record gets the curve."""
+    from jobs.engines.megatron import model
+
+    name = f"{plan.config.precision.name}, seed {seed}"
+    curves = record.content["curves"][plan.config.precision.name]
+    with record.phase(name):
+        engine = model.build(plan, seed)
+        learn(engine, seed, record, name, lambda curve: curves.update({str(seed): curve}))
+        return held(engine)
 
 
 def adapted(plan: Plan, seed: int, weights: Weights, record: Record) -> Weights:
@@ -278,7 +303,7 @@ def rounded(engine: "ModelAndOptimizer") -> Weights:
     """Return the weights that an FP8 engine multiplies with, in FP32."""
     (chunk,) = engine.unwrapped_chunks()
     linears = {name: part.quantized for name, part in chunk.named_modules() if hasattr(part, "quantized")}
-    return {f"{name}.weight": weight.values.float() * weight.scale for name, weight in linears.items()}
+    return {f"{name}.weight": weight.values.float() * weight.scale[:1] for name, weight in linears.items()}
 
 
 def gradients(plan: Plan, base: Weights, points: dict[str, Weights]) -> dict[str, Weights]:

@@ -12,52 +12,54 @@ and products are summed in FP32. The report goes to stdout and progress to stder
 import argparse
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fp8_learning import PRECISIONS, Record, Size, curve_table, has_gpu, held, learn, setting, table
+from fp8_learning import (
+    PRECISIONS,
+    Record,
+    Size,
+    begin,
+    compared_evaluations,
+    curve_table,
+    one_rank,
+    schedule,
+    setting,
+    table,
+    trained,
+)
 
 from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.planning.commands import ENVIRONMENT
 from bench.results.comparison import Comparison, compare
-from jobs.engines.megatron.groups import end_ranks, start_ranks
-from jobs.ranks.identity import Rank
-from jobs.tasks.prepare import prepare_rows_of
+from jobs.engines.megatron.groups import end_ranks
 
 MARGIN = 0.005
 """The largest difference of the last evaluation loss, as a share."""
-BATCH = 16
-LR = 2.0e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    steps: int
-    seeds: tuple[int, ...]
-    path: Path | None
 
 
 def main() -> None:
     start = time.perf_counter()
-    request = arguments()
-    record = Record(request.path, start)
+    size, seeds, path = arguments()
+    record = Record(path, start)
     with TemporaryDirectory() as folder:
-        plans = {name: composed(request, name, Path(folder)) for name in PRECISIONS}
-        start_ranks(plans["bf16"], Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
-        prepare_rows_of(plans["bf16"])
+        plans = {name: composed(size, name, Path(folder)) for name in PRECISIONS}
+        begin(plans["bf16"])
         record.spent("set up", start)
-        for seed in request.seeds:
+        for seed in seeds:
             for name in PRECISIONS:
-                train(plans[name], seed, record)
+                weights = trained(plans[name], seed, record)
+                if "setting" not in record.content:
+                    record.keep(setting=setting(size, plans[name], weights))
     record.spent("all", start)
-    print(report(record, request, plans["bf16"]))
+    print(report(record, size, seeds, plans["bf16"]))
     end_ranks()
 
 
-def arguments() -> Request:
+def arguments() -> tuple[Size, range, Path | None]:
     """Return what the command line asks for; a rank's environment is set before torch looks at it."""
     os.environ.update(ENVIRONMENT | os.environ)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,43 +69,24 @@ def arguments() -> Request:
     given = parser.parse_args()
     if given.seeds < 2:
         parser.error("--seeds: an interval needs two pairs or more")
-    return Request(given.steps, tuple(range(1, given.seeds + 1)), given.json)
+    every = max(1, given.steps // 5)
+    size = Size(model={}, batch=16, base_steps=0, base_lr=0.0, steps=given.steps, lr=2.0e-3, eval_every=every)
+    return size, range(1, given.seeds + 1), given.json
 
 
-def composed(request: Request, precision: str, folder: Path) -> Plan:
+def composed(size: Size, precision: str, folder: Path) -> Plan:
     """Return the plan of llama31_tiny in a precision; all plans read the same rows."""
-    every = max(1, request.steps // 5)
     return compose.compose(
         [
-            f"cluster.device={'cuda' if has_gpu() else 'cpu'}",
-            "cluster.ranks_per_node=1",
-            *(f"cluster.paths.{name}={folder}" for name in ("data", "model", "logs")),
+            *one_rank(folder),
             "task=llama31_tiny",
             f"precision={precision}",
-            f"recipe.global_batch_size={BATCH}",
-            f"recipe.lr={LR}",
-            f"recipe.eval_every_samples={every * BATCH}",
+            f"recipe.global_batch_size={size.batch}",
             "recipe.eval_skip=0",
             "task.training.target_eval_loss=null",
-            f"task.training.max_steps={request.steps}",
-            f"data.train_rows={request.steps * BATCH}",
+            *schedule(size, size.steps, size.lr, size.eval_every),
         ]
     )
-
-
-def train(plan: Plan, seed: int, record: Record) -> None:
-    """Train from random weights; the record gets the curve."""
-    from jobs.engines.megatron import model
-
-    precision = plan.config.precision.name
-    name = f"{precision}, seed {seed}"
-    curves = record.content["curves"][precision]
-    with record.phase(name):
-        engine = model.build(plan, seed)
-        learn(engine, seed, record, name, lambda curve: curves.update({str(seed): curve}))
-        if "setting" not in record.content:
-            size = Size(model={}, batch=BATCH, base_steps=0, base_lr=0.0, steps=plan.max_steps, lr=LR, eval_every=0)
-            record.keep(setting=setting(size, plan, held(engine)))
 
 
 def last(curves: dict[str, dict[str, dict[int, float]]], precision: str) -> list[float]:
@@ -140,36 +123,31 @@ def verdict(result: Comparison) -> str:
     )
 
 
-def report(record: Record, request: Request, plan: Plan) -> str:
+def report(record: Record, size: Size, seeds: Iterable[int], plan: Plan) -> str:
     """Return the report in Markdown."""
     curves: dict[str, Any] = record.content["curves"]
-    s, result = record.content["setting"], judged(record.content["curves"])
+    s, result = record.content["setting"], judged(curves)
     rows = [
         [str(seed), f"{bf16:.5f}", f"{fp8:.5f}", f"{100 * (fp8 / bf16 - 1):+.2f}"]
-        for seed, fp8, bf16 in zip(request.seeds, result.first, result.second, strict=True)
+        for seed, fp8, bf16 in zip(seeds, result.first, result.second, strict=True)
     ]
-    tokens = request.steps * BATCH * plan.config.data.seq_length if plan.config.data else 0
+    tokens = size.steps * size.batch * plan.config.training_data.seq_length
     return "\n\n".join(
         [
             f"# FP8 against BF16 by llama31_8b's recipe: {s['num_parameters']:,} parameters",
             f"{s['hardware']}; torch {s['torch']}, megatron-core {s['megatron_core']}, Python {s['python']}; "
             f"{s['date']}; `{s['command']}`",
             "Model: " + ", ".join(f"{name} {value}" for name, value in s["model"].items()) + ".",
-            f"{request.steps} steps of {BATCH} rows: {tokens / 1e6:.2f} million tokens a run, at learning rate {LR:g}.",
+            f"{size.steps} steps of {size.batch} rows: {tokens / 1e6:.2f} million tokens a run, at learning rate "
+            f"{size.lr:g}.",
             table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in record.content["elapsed_s"].items()]),
             "## Last evaluation loss, nats",
             table(["seed", "BF16", "FP8", "FP8 to BF16 (%)"], rows),
             verdict(result),
             "## Curves",
-            curves_table(curves),
+            curve_table(compared_evaluations(curves)),
         ]
     )
-
-
-def curves_table(curves: dict[str, dict[str, dict[int, float]]]) -> str:
-    from fp8_learning import compared_evaluations
-
-    return curve_table(compared_evaluations(curves))
 
 
 if __name__ == "__main__":

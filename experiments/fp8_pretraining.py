@@ -25,16 +25,17 @@ from fp8_learning import (
     Record,
     Size,
     Weights,
+    begin,
     compared,
     compared_evaluations,
     curve_table,
     gradient_table,
     has_gpu,
-    held,
-    learn,
+    one_rank,
     schedule,
     setting,
     table,
+    trained,
     verdict,
     verdict_text,
 )
@@ -42,9 +43,7 @@ from fp8_learning import (
 from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.planning.commands import ENVIRONMENT
-from jobs.engines.megatron.groups import end_ranks, start_ranks
-from jobs.ranks.identity import Rank
-from jobs.tasks.prepare import prepare_rows_of
+from jobs.engines.megatron.groups import end_ranks
 
 if TYPE_CHECKING:
     from jobs.engines.megatron.model import ModelAndOptimizer
@@ -78,8 +77,7 @@ def main() -> None:
     record = Record(path, start)
     with TemporaryDirectory() as folder:
         plans = {name: composed(size, name, Path(folder)) for name in ("fp32", *PRECISIONS)}
-        start_ranks(plans["bf16"], Rank(rank=0, local_rank=0, world_size=1, master_addr="127.0.0.1", master_port=0))
-        prepare_rows_of(plans["bf16"])
+        begin(plans["bf16"])
         record.spent("set up", start)
         ends = [trained(plans[name], seed, record) for name in PRECISIONS for seed in SEEDS]
         record.keep(setting=setting(size, plans["bf16"], ends[0]))
@@ -108,9 +106,7 @@ def composed(size: Size, precision: str, folder: Path) -> Plan:
     """Return the plan of pre-training in a precision; all plans read the same rows."""
     return compose.compose(
         [
-            f"cluster.device={'cuda' if has_gpu() else 'cpu'}",
-            "cluster.ranks_per_node=1",
-            *(f"cluster.paths.{name}={folder}" for name in ("data", "model", "logs")),
+            *one_rank(folder),
             *(f"model.{name}={value}" for name, value in size.model.items()),
             "task=pretrain_tiny",
             f"precision={precision}",
@@ -120,18 +116,6 @@ def composed(size: Size, precision: str, folder: Path) -> Plan:
             *schedule(size, size.steps, size.lr, size.eval_every),
         ]
     )
-
-
-def trained(plan: Plan, seed: int, record: Record) -> Weights:
-    """Return the weights after training from scratch; the record gets the curve."""
-    from jobs.engines.megatron import model
-
-    name = f"{plan.config.precision.name}, seed {seed}"
-    curves = record.content["curves"][plan.config.precision.name]
-    with record.phase(name):
-        engine = model.build(plan, seed)
-        learn(engine, seed, record, name, lambda curve: curves.update({str(seed): curve}))
-        return held(engine)
 
 
 def gradients(plan: Plan, weights: Weights) -> Weights:

@@ -42,14 +42,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps to time, after one that is not (default 5)")
     parser.add_argument("--profile", type=Path, help="where to write the kernels of one more step (rank 0 only)")
     args = parser.parse_args()
-    try:
-        plan = compose.compose(args.overrides)
-        require(plan, args.rank)
-        if args.profile and args.rank:
-            raise ConfigError("only rank 0 writes a profile", where="--profile", fix="leave out --rank or --profile")
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    if args.profile and args.rank:
+        parser.error("--profile: only rank 0 writes a profile; leave out --rank or --profile")
+    plan = composed(args.overrides, args.rank)
     times_s = measure(plan, args.rank, args.steps, args.profile)
     w = plan.world
     print(f"rank {args.rank} of {w.num_ranks} = dp {w.dp} x tp {w.tp} x pp {w.pp} x cp {w.cp}, sp {w.sp}, vpp {w.vpp}")
@@ -67,6 +62,21 @@ def main() -> int:
             f"peak {allocated:.1f} GiB allocated, {reserved:.1f} reserved; estimated {estimate:.1f} on the fullest rank"
         )
     return 0
+
+
+def composed(overrides: list[str], rank: int = 0) -> Plan:
+    """Return the plan of which this rank can run alone here.
+
+    Raises:
+        SystemExit: there is no such plan, or it cannot; the reason is on standard error.
+    """
+    try:
+        plan = compose.compose(overrides)
+        require(plan, rank)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    return plan
 
 
 def require(plan: Plan, rank: int) -> None:

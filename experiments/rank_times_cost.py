@@ -10,25 +10,19 @@ marks cost the same, and the gathering does not wait for others either. On a GPU
 CPU, the CPU time of the process. Exit code 1: a cost below the limit is not shown.
 """
 
-import argparse
-import json
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from one_rank import join, known_words, require, synchronize
-from telemetry_cost import UNTIMED_STEPS, Pair, reported
+from one_rank import join, known_words, synchronize
+from telemetry_cost import UNTIMED_STEPS, Block, compared
 
 from bench.contract import mllog
 from bench.contract.plan import Plan
-from bench.errors import BenchError
-from bench.planning import compose
 from jobs.ranks import rank_times, timing
 from jobs.ranks.rank_times import RankTimes
 from jobs.ranks.slow_ranks import Place, SlowRanks
@@ -40,29 +34,13 @@ Step = Callable[[], Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--pairs", type=int, default=20, help="number of pairs (default 20)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="minimum duration of a block (default 3)")
-    parser.add_argument("--seed", type=int, default=1, help="random seed of the order within pairs")
-    parser.add_argument("--json", type=Path, help="where to write the pairs")
-    args = parser.parse_args()
-    try:
-        plan = compose.compose(args.overrides)
-        require(plan, 0)
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return compared(__doc__, prepared, num_pairs=20)
+
+
+def prepared(plan: Plan, seconds: float) -> tuple[int, Block]:
+    """Print the cost without any step; return a block of about as many seconds, after a few steps that compile."""
     join(plan, 0)
     print(f"marks and exchange alone: {alone_us():.1f} us of CPU time per step")
-    pairs = list(measured(plan, args.pairs, seconds=args.seconds, order=random.Random(args.seed)))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(pair) for pair in pairs]))
-    return 0 if reported(pairs) else 1
-
-
-def measured(plan: Plan, num_pairs: int, *, seconds: float, order: random.Random) -> Iterator[Pair]:
-    """Yield pairs of blocks, each of about as many seconds, after a few steps that compile."""
     from jobs.engines.megatron import loop, model
 
     engine, rows, gbs = model.build(plan, seed=1), known_words(plan, 0), plan.batch.global_batch_size
@@ -75,11 +53,7 @@ def measured(plan: Plan, num_pairs: int, *, seconds: float, order: random.Random
 
     block(step, read, LOG_EVERY, is_on=False)
     num_steps = max(LOG_EVERY, round(seconds / block(step, read, LOG_EVERY, is_on=False) / LOG_EVERY) * LOG_EVERY)
-    print(f"{num_pairs} pairs of blocks of {num_steps} steps", file=sys.stderr)
-    for _ in range(num_pairs):
-        with_first = order.random() < 0.5
-        block_s = {is_on: block(step, read, num_steps, is_on=is_on) for is_on in (with_first, not with_first)}
-        yield Pair(with_s=block_s[True], without_s=block_s[False], with_first=with_first)
+    return num_steps, lambda is_on: block(step, read, num_steps, is_on=is_on)
 
 
 def alone_us(num_steps: int = 20_000) -> float:

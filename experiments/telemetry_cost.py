@@ -29,13 +29,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from one_rank import join, known_words, require, synchronize
+from one_rank import composed, join, known_words, synchronize
 from scipy import stats
 
 from bench.contract import telemetry
 from bench.contract.plan import Plan
-from bench.errors import BenchError
-from bench.planning import compose
 from jobs.ranks.telemetry import NotMeasured, Sampler, uuids
 
 LIMIT = 0.005
@@ -53,28 +51,44 @@ class Pair:
     with_first: bool
 
 
+Block = Callable[[bool], float]
+"""Runs a block of steps, with what is measured or without, and returns the seconds per step."""
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return compared(__doc__, prepared, num_pairs=10)
+
+
+def compared(about: str | None, prepare: Callable[[Plan, float], tuple[int, Block]], *, num_pairs: int) -> int:
+    """Read the command line, run and print the pairs, and return the exit code.
+
+    prepare: returns the number of steps of a block that takes so many seconds, and the block. num_pairs: the default.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch")
-    parser.add_argument("--pairs", type=int, default=10, help="number of pairs (default 10)")
+    parser.add_argument("--pairs", type=int, default=num_pairs, help=f"number of pairs (default {num_pairs})")
     parser.add_argument("--seconds", type=float, default=3.0, help="minimum duration of a block (default 3)")
     parser.add_argument("--seed", type=int, default=1, help="random seed of the order within pairs")
     parser.add_argument("--json", type=Path, help="where to write the pairs")
     args = parser.parse_args()
-    try:
-        plan = compose.compose(args.overrides)
-        require(plan, 0)
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    pairs = list(measured(plan, args.pairs, seconds=args.seconds, order=random.Random(args.seed)))
+    num_steps, block = prepare(composed(args.overrides), args.seconds)
+    print(f"{args.pairs} pairs of blocks of {num_steps} steps", file=sys.stderr)
+    pairs = list(measured(block, args.pairs, random.Random(args.seed)))
     if args.json:
         args.json.write_text(json.dumps([asdict(pair) for pair in pairs]))
     return 0 if reported(pairs) else 1
 
 
-def measured(plan: Plan, num_pairs: int, *, seconds: float, order: random.Random) -> Iterator[Pair]:
-    """Yield pairs of blocks, each as long as `seconds`, after a few steps that compile."""
+def measured(block: Block, num_pairs: int, order: random.Random) -> Iterator[Pair]:
+    """Yield pairs of blocks."""
+    for _ in range(num_pairs):
+        with_first = order.random() < 0.5
+        block_s = {is_on: block(is_on) for is_on in (with_first, not with_first)}
+        yield Pair(with_s=block_s[True], without_s=block_s[False], with_first=with_first)
+
+
+def prepared(plan: Plan, seconds: float) -> tuple[int, Block]:
+    """Return a block that is as long as `seconds`, after a few steps that compile."""
     step = stepping(plan)
     for _ in range(3):
         step()
@@ -83,11 +97,7 @@ def measured(plan: Plan, num_pairs: int, *, seconds: float, order: random.Random
     step()
     synchronize()
     num_steps = math.ceil(seconds / (time.perf_counter() - began))
-    print(f"{num_pairs} pairs of blocks of {num_steps} steps", file=sys.stderr)
-    for _ in range(num_pairs):
-        with_first = order.random() < 0.5
-        block_s = {is_on: block(step, num_steps, is_on=is_on) for is_on in (with_first, not with_first)}
-        yield Pair(with_s=block_s[True], without_s=block_s[False], with_first=with_first)
+    return num_steps, lambda is_on: block(step, num_steps, is_on=is_on)
 
 
 def stepping(plan: Plan) -> Callable[[], None]:

@@ -203,7 +203,7 @@ def _show(result: "StudyResult", args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.console import study as study_sheets
 
-    written = _written(result, args.out) if args.out else None
+    written = write_page(result, args.out) if args.out else None
     if args.json:
         from bench import answers
 
@@ -228,7 +228,7 @@ def _ended(result: "StudyResult", args: argparse.Namespace) -> int:
     return 0 if result.meets_references else 1
 
 
-def _written(result: "StudyResult", out: Path) -> Path:
+def write_page(result: "StudyResult", out: Path) -> Path:
     """Write a study's tables, figures and page; return the page."""
     from bench import report
 

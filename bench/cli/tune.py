@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import hints
-from bench.cli import arguments
+from bench.cli import arguments, study
 from bench.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def _add_tune(verbs: arguments.Verbs) -> None:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from bench import tuning
+    from bench import studies, tuning
     from bench.console import sheet
     from bench.report import tuning as tables
 
@@ -65,7 +65,7 @@ def _tune(args: argparse.Namespace) -> int:
         result = tuning.dry_run(request)
     else:
         result = tuning.tune(request, say=lambda line: print(hints.in_this_shell(line), file=sys.stderr))
-    written = _written(Path(result.folder), args.out) if args.out else None
+    written = study.write_page(studies.read(Path(result.folder)), args.out) if args.out else None
     if args.json:
         from bench import answers
 
@@ -85,13 +85,6 @@ def _check(args: argparse.Namespace) -> None:
     if args.blocks < 2:
         what = "one run of each has no interval, so --blocks must be at least 2"
         raise ConfigError(what, where="--blocks", fix="give a larger number, or leave --blocks out for 6")
-
-
-def _written(folder: Path, out: Path) -> Path:
-    """Write the page of the study; return its path."""
-    from bench import report, studies
-
-    return next(path for path in report.write_study(studies.read(folder), out) if path.suffix == ".html")
 
 
 VERBS = (_add_tune,)

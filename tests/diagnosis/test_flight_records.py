@@ -80,8 +80,8 @@ LATER, EARLIER = record(("0", 7, True), ("3", 4, False)), record(("0", 7, True),
         ),
         (
             {rank: record(("0", 3, False) if rank else ("0", 2, True)) for rank in range(11)},
-            "rank 0 did not enter collective 3 (all_reduce) of all ranks, in which ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more "
-            "waited",
+            "rank 0 did not enter collective 3 (all_reduce) of all ranks, in which "
+            "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 2 more waited",
         ),
         ({0: of_first(record(("0", 2, False)), is_p2p=True)}, None),
         ({0: of_first(record(("0", 2, False)), state="completed")}, None),

@@ -80,8 +80,8 @@ def test_a_second_slow_node_keeps_the_check_that_found_the_first(run: Path) -> N
     choose(run, planned(), passed=False)
     check(run, "dgx-0", "dgx-2", slow="dgx-2")
     assert choose(run, planned(), passed=False) == (Chosen.start_again, "dgx-2")
-    found = [json.loads((run / f"health_before_{n}.json").read_text())["slow_nodes"] for n in (1, 2)]
-    assert found == [["dgx-1"], ["dgx-2"]]
+    earlier = [json.loads((run / f"health_before_{n}.json").read_text())["slow_nodes"] for n in (1, 2)]
+    assert earlier == [["dgx-1"], ["dgx-2"]]
 
 
 def test_a_lost_node_is_replaced_once_and_never_used_again_in_its_job(run: Path) -> None:

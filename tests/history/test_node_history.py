@@ -124,7 +124,7 @@ def test_the_newest_finding_on_a_node_of_the_same_backend_is_the_reason(
         ("slurmstepd: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-09-21T10:00:00 DUE TO NODE FAILURE, SEE LOG ***", []),
         ("1: torch.OutOfMemoryError: CUDA out of memory on dgx-1", []),
     ],
-    ids=["named", "of another run", "named by a rank of another", "by its rank", "not those that replace it", "of the whole job", "of the program"],
+    ids=["named", "of another run", "named by another rank", "by its rank", "not its spares", "whole job", "program"],
 )
 def test_a_node_is_blamed_only_for_what_it_causes(write: Write, line: str, accused: list[str]) -> None:
     write("failed", days_ago=1, output=f"{line}\n")

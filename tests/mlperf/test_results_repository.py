@@ -142,14 +142,18 @@ def test_a_system_of_a_written_table_is_counted_once(repository: Path) -> None:
     before = priors.counted_systems("llama2_70b_lora")
     shipped = next(one for one in before if one.round == "v5.1")
     submitter, _, name = shipped.system.partition("/")
-    again = replace(
+    same = replace(
         next(iter(published.systems("llama2_70b_lora"))),
-        **{"round": "v5.1", "submitter": submitter, "system": name, "samples": shipped.counts},
-        **{"global_batch_size": shipped.global_batch_size, "eval_interval": shipped.interval},
+        round="v5.1",
+        submitter=submitter,
+        system=name,
+        samples=shipped.counts,
+        global_batch_size=shipped.global_batch_size,
+        eval_interval=shipped.interval,
     )
     table = system_tables.user_folder() / system_tables.OWN / "v5.1.csv"
     table.parent.mkdir(parents=True)
-    table.write_text(system_tables.text([again], notes=[]))
+    table.write_text(system_tables.text([same], notes=[]))
     forget()
     after = priors.counted_systems("llama2_70b_lora")
     assert sorted(map(str, after)) == sorted(map(str, before))

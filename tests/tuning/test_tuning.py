@@ -14,6 +14,7 @@ from bench.errors import BenchError, ConfigError, Stopped, SubmitError
 from bench.launch import run_here
 from bench.planning import compose, overrides
 from bench.results.tuning import Outcome, Tuning
+from bench.runs.status import Ending, Status
 from helpers import study_runs
 
 FIRST, SECOND, THIRD = "dp 2 micro-batch 4", "tp 2 sp micro-batch 8", "tp 2 micro-batch 8"
@@ -31,6 +32,8 @@ class Ranks:
         """By the settings of a run; others take 0.1 s."""
         self.ends: dict[str, BaseException] = {}
         """By the name of the run folder."""
+        self.invalid: set[str] = set()
+        """Names of run folders."""
         self.seconds = 0.0
 
     def run(self, plan: Plan, folder: Path) -> int:
@@ -43,6 +46,8 @@ class Ranks:
             raise end
         noise = 1 + 0.001 * int(folder.suffix[1:])
         study_runs.prove(folder, [1.0] * 5 + [self.step_s.get(folder.stem, 0.1) * noise] * 20)
+        if folder.name in self.invalid:
+            study_runs.ended(folder, "invalid", Status(outcome=Ending.invalid, exit_code=1))
         return 0
 
 
@@ -93,6 +98,7 @@ def test_runs_differ_only_in_their_settings_and_measure_only_speed(call: Call, r
     call(blocks=2)
     plans = [required(plan, TrainingPlan) for plan in ranks.plans]
     assert {(plan.batch.global_batch_size, plan.max_steps) for plan in plans} == {(8, 25)}
+    assert {plan.config.training_recipe.eval_every_samples for plan in plans} == {8 * 25}, "only after the last step"
     assert {plan.config.model.weights.name for plan in plans} == {"random"}
     assert {(plan.world.tp, plan.world.sp, plan.batch.micro_batch_size) for plan in plans} == {
         (1, False, 4),
@@ -114,6 +120,7 @@ def test_another_call_runs_nothing_again(call: Call, ranks: Ranks) -> None:
     first = call()
     ranks.began.clear()
     assert call() == first and not ranks.began
+    assert call(steps=10).folder != first.folder, "shorter runs are no runs of this measurement"
 
 
 def test_a_stopped_call_keeps_its_runs_and_another_continues(
@@ -136,6 +143,13 @@ def test_settings_that_run_out_of_memory_are_left_out(call: Call, ranks: Ranks) 
     failed = result.settings(SECOND)
     assert failed is not None and "out of memory" in failed.reason
     assert ranks.began.count(f"{SLUGS[SECOND]}.2") == 0
+
+
+def test_settings_whose_run_is_invalid_are_left_out(call: Call, ranks: Ranks) -> None:
+    ranks.invalid = {f"{SLUGS[SECOND]}.1"}
+    result = call()
+    assert result.best == FIRST and result.is_decided and outcomes(result)[SECOND] is Outcome.failed
+    assert f"{SLUGS[SECOND]}.2" not in ranks.began
 
 
 def test_no_result_at_all_is_an_error_and_another_call_tries_again(call: Call, ranks: Ranks) -> None:

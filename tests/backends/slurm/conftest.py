@@ -15,13 +15,14 @@ from user import User
 
 
 @pytest.fixture(scope="session")
-def cluster(tiny_disk: Path | None) -> Iterator[Cluster]:
+def cluster(tiny_disk: Path | None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Boot Slurm. Skip where it cannot run; elsewhere a failed boot is an error."""
     if os.geteuid() != 0:
         pytest.skip("a real Slurm needs root: slurmd starts jobs under their users' names")
     if not shutil.which("apt-get") and not shutil.which("slurmctld"):
         pytest.skip("a real Slurm needs Debian: neither slurmctld nor apt-get is installed")
-    with running() as booted:
+    loses_nodes = any(test.get_closest_marker(name) for test in request.session.items for name in ("slow", "faults"))
+    with running(loses_nodes=loses_nodes) as booted:
         yield booted
 
 

@@ -89,10 +89,15 @@ class Cluster:
 
 
 @contextmanager
-def running(*, num_nodes: int = 2) -> Iterator[Cluster]:
-    """Boot a cluster in a separate folder for the duration of the block."""
+def running(*, num_nodes: int = 2, loses_nodes: bool = True) -> Iterator[Cluster]:
+    """Boot a cluster in a separate folder for the duration of the block.
+
+    loses_nodes: whether it is used to kill nodes. If not, it waits for nodes that answer late on a busy machine.
+    """
     folder = Path(tempfile.mkdtemp(prefix="runstop-slurm-", dir="/tmp"))  # not tmp_path: Unix sockets need a short path
     booted = describe(folder, num_nodes=num_nodes)
+    if not loses_nodes:
+        booted.env["RUNSTOP_SLURM_EXTRA"] = "MessageTimeout=30\nSlurmdTimeout=120"
     try:
         booted.boot()
         yield booted

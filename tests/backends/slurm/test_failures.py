@@ -24,7 +24,8 @@ def test_cancelled_array_tasks_can_be_resumed(user: User) -> None:
     user.types("resume", run.folder)
     until(lambda: run.status, 300, run)
     assert run.status["outcome"] == "valid" and (run / "result_0.txt").read_bytes() == kept
-    assert [entry["outcome"] for entry in run.ledger[1]["attempts"]] == ["interrupted", "valid"]
+    attempts = [(entry["outcome"], entry.get("cause")) for entry in run.ledger[1]["attempts"]]
+    assert attempts == [("interrupted", "SLU-08: the job was cancelled"), ("valid", None)]
 
 
 def test_a_run_folder_accepts_one_job_at_a_time_and_one_script(user: User, tmp_path: Path) -> None:
