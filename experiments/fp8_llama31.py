@@ -1,21 +1,23 @@
 """Whether FP8 learns as BF16 does by the recipe of llama31_8b: a tiny Llama from random weights, pairs of runs.
 
     python experiments/fp8_llama31.py [--json FILE] [--seeds N] [--steps N]
+    python experiments/fp8_llama31.py --report FILE    print the report of a file again, or of the complete pairs in it
 
 The task is llama31_tiny: optimizer, schedule, warm-up, loss and evaluation are those of llama31_8b, in small, and it
 trains for a fixed number of steps. The two runs of a pair have the same seed, so they have the same initial weights and
 the same rows in the same order. The criterion is fixed in advance: the 95 % interval of the difference of the last
 evaluation loss, FP8 relative to BF16, is within ±0.5 % (`MARGIN`). On CPUs FP8 is emulated: values are rounded to FP8,
-and products are summed in FP32. The report goes to stdout and progress to stderr; FILE has all numbers so far.
+and products are summed in FP32. The report goes to stdout and progress to stderr; FILE has all numbers so far. Only
+the report needs scipy.
 """
 
 import argparse
+import json
 import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8_learning import (
     PRECISIONS,
@@ -34,8 +36,10 @@ from fp8_learning import (
 from bench.contract.plan import Plan
 from bench.planning import compose
 from bench.planning.commands import ENVIRONMENT
-from bench.results.comparison import Comparison, compare
 from jobs.engines.megatron.groups import end_ranks
+
+if TYPE_CHECKING:
+    from bench.results.comparison import Comparison
 
 MARGIN = 0.005
 """The largest difference of the last evaluation loss, as a share."""
@@ -43,8 +47,12 @@ MARGIN = 0.005
 
 def main() -> None:
     start = time.perf_counter()
-    size, seeds, path = arguments()
-    record = Record(path, start)
+    given = arguments()
+    if given.report is not None:
+        print(report(json.loads(given.report.read_text())))
+        return
+    size, seeds = size_of(given.steps), range(1, given.seeds + 1)
+    record = Record(given.json, start)
     with TemporaryDirectory() as folder:
         plans = {name: composed(size, name, Path(folder)) for name in PRECISIONS}
         begin(plans["bf16"])
@@ -53,25 +61,30 @@ def main() -> None:
             for name in PRECISIONS:
                 weights = trained(plans[name], seed, record)
                 if "setting" not in record.content:
-                    record.keep(setting=setting(size, plans[name], weights))
+                    seq_length = plans[name].config.training_data.seq_length
+                    record.keep(setting=setting(size, plans[name], weights) | {"seq_length": seq_length})
     record.spent("all", start)
-    print(report(record, size, seeds, plans["bf16"]))
+    print(report(record.content))
     end_ranks()
 
 
-def arguments() -> tuple[Size, range, Path | None]:
+def arguments() -> argparse.Namespace:
     """Return what the command line asks for; a rank's environment is set before torch looks at it."""
     os.environ.update(ENVIRONMENT | os.environ)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where all numbers go")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="pairs of runs (3)")
     parser.add_argument("--steps", type=int, default=500, metavar="N", help="steps of each run (500)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="train nothing: print the report of such a file")
     given = parser.parse_args()
     if given.seeds < 2:
         parser.error("--seeds: an interval needs two pairs or more")
-    every = max(1, given.steps // 5)
-    size = Size(model={}, batch=16, base_steps=0, base_lr=0.0, steps=given.steps, lr=2.0e-3, eval_every=every)
-    return size, range(1, given.seeds + 1), given.json
+    return given
+
+
+def size_of(steps: int) -> Size:
+    every = max(1, steps // 5)
+    return Size(model={}, batch=16, base_steps=0, base_lr=0.0, steps=steps, lr=2.0e-3, eval_every=every)
 
 
 def composed(size: Size, precision: str, folder: Path) -> Plan:
@@ -94,7 +107,9 @@ def last(curves: dict[str, dict[str, dict[int, float]]], precision: str) -> list
     return [list(curve.values())[-1] for curve in curves[precision].values()]
 
 
-def judged(curves: dict[str, dict[str, dict[int, float]]]) -> Comparison:
+def judged(curves: dict[str, dict[str, dict[int, float]]]) -> "Comparison":
+    from bench.results.comparison import compare
+
     return compare(
         last(curves, "fp8"),
         last(curves, "bf16"),
@@ -106,7 +121,7 @@ def judged(curves: dict[str, dict[str, dict[int, float]]]) -> Comparison:
     )
 
 
-def verdict(result: Comparison) -> str:
+def verdict(result: "Comparison") -> str:
     """Return the difference, its interval and what they show."""
     assert result.ratio is not None and result.low is not None and result.high is not None
     low, high = (100 * (bound - 1) for bound in (result.low, result.high))
@@ -123,24 +138,35 @@ def verdict(result: Comparison) -> str:
     )
 
 
-def report(record: Record, size: Size, seeds: Iterable[int], plan: Plan) -> str:
-    """Return the report in Markdown."""
-    curves: dict[str, Any] = record.content["curves"]
-    s, result = record.content["setting"], judged(curves)
+def complete(curves: dict[str, dict[str, dict[int, float]]], last_step: int) -> dict[str, dict[str, dict[int, float]]]:
+    """Return the curves of the seeds whose runs in both precisions have reached the last step."""
+    by_seed = {
+        name: {seed: {int(step): loss for step, loss in curve.items()} for seed, curve in curves[name].items()}
+        for name in PRECISIONS
+    }  # the steps of a file are texts
+    seeds = [seed for seed in by_seed["bf16"] if all(last_step in by_seed[name].get(seed, {}) for name in PRECISIONS)]
+    return {name: {seed: by_seed[name][seed] for seed in seeds} for name in PRECISIONS}
+
+
+def report(content: dict[str, Any]) -> str:
+    """Return the report in Markdown of what a record has."""
+    s = content["setting"]
+    curves = complete(content["curves"], s["steps"])
+    result = judged(curves)
     rows = [
-        [str(seed), f"{bf16:.5f}", f"{fp8:.5f}", f"{100 * (fp8 / bf16 - 1):+.2f}"]
-        for seed, fp8, bf16 in zip(seeds, result.first, result.second, strict=True)
+        [seed, f"{bf16:.5f}", f"{fp8:.5f}", f"{100 * (fp8 / bf16 - 1):+.2f}"]
+        for seed, fp8, bf16 in zip(curves["bf16"], result.first, result.second, strict=True)
     ]
-    tokens = size.steps * size.batch * plan.config.training_data.seq_length
+    tokens = s["steps"] * s["batch"] * s["seq_length"]
     return "\n\n".join(
         [
             f"# FP8 against BF16 by llama31_8b's recipe: {s['num_parameters']:,} parameters",
             f"{s['hardware']}; torch {s['torch']}, megatron-core {s['megatron_core']}, Python {s['python']}; "
             f"{s['date']}; `{s['command']}`",
             "Model: " + ", ".join(f"{name} {value}" for name, value in s["model"].items()) + ".",
-            f"{size.steps} steps of {size.batch} rows: {tokens / 1e6:.2f} million tokens a run, at learning rate "
-            f"{size.lr:g}.",
-            table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in record.content["elapsed_s"].items()]),
+            f"{s['steps']} steps of {s['batch']} rows: {tokens / 1e6:.2f} million tokens a run, at learning rate "
+            f"{s['lr']:g}.",
+            table(["phase", "s"], [[name, f"{seconds:.1f}"] for name, seconds in content["elapsed_s"].items()]),
             "## Last evaluation loss, nats",
             table(["seed", "BF16", "FP8", "FP8 to BF16 (%)"], rows),
             verdict(result),
