@@ -120,6 +120,8 @@ class Benchmark:
     """Values that the closed division fixes, for keys that are logged; several: one of them."""
     relations: tuple[Relation, ...] = ()
     ranges: tuple[Range, ...] = ()
+    open_metric: str | None = None
+    """Key under which a log of the open division has its evaluations a second time; one must reach the goal."""
     metric_range: tuple[float, float] | None = None
     """The possible values of an evaluation, in every division."""
     counts: str | None = None
@@ -284,6 +286,7 @@ GPT_OSS_20B = Benchmark(
     relations=(_DECAYS_UNTIL_THE_END,),
     order=((_WARMUP, _DECAY),),
     counts="samples_count",
+    schedule=Schedule(12288),
 )
 
 DEEPSEEKV3_671B = Benchmark(
@@ -328,8 +331,10 @@ FLUX1 = Benchmark(
         _at_least(_LR, 0, "at least 0"),
         _at_least(_WARMUP, 0, "at least 0"),
     ),
+    open_metric="averaged_validation_loss",
     order=((_GBS, "evaluation_frequency"),),
     counts="samples_count",
+    schedule=Schedule(262_144),
 )
 
 _DLRM_ROWS = 2_290_835_423

@@ -136,7 +136,23 @@ def _check_evaluations(log: Log) -> Iterator[Finding]:
             records[-1].line,
             f"the last evaluation is {records[-1].value!r:.40}, but the target is {goals}",
         )
+    yield from _check_open_metric(log)
     yield from _check_places(log)
+
+
+def _check_open_metric(log: Log) -> Iterator[Finding]:
+    """Yield that a log of the open division does not have its evaluations under the key of the rule file, too."""
+    key = log.benchmark.open_metric if log.benchmark and log.is_open else None
+    if key is None or log.benchmark is None:
+        return
+    records, goal = log.all(key), log.benchmark.goals[0]
+    if not records:
+        yield finding("LOG-10", "error", None, f"the log has no {key}, which MLPerf's open division requires")
+    elif not any(is_number(event.value) and goal.is_reached_by(event.value) for event in records):
+        what = f"no {key} reaches the target of MLPerf's open division, {goal}"
+        yield finding("LOG-07", "error", records[-1].line, what)
+    if uncounted := [event for event in records if not _is_count(event.metadata.get("samples_count"))]:
+        yield finding("EVL-03", "error", uncounted[0].line, f"{len(uncounted)} records {key} have no samples_count")
 
 
 def _check_places(log: Log) -> Iterator[Finding]:

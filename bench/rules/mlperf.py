@@ -182,4 +182,8 @@ SCORE: Texts = {
         "set them in cluster.system_description before the run, or give a file <system>.json with --describe",
     ),
     "PCK-11": ("MLPerf's own checkers refuse the package", "correct what the checker names, and pack again"),
+    "PCK-12": (
+        "the nodes of a system differ, but its description has only one value",
+        "describe the field for all nodes in cluster.system_description or with --describe; or run on equal nodes",
+    ),
 }

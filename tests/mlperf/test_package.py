@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 from bench import cli, masking
 from bench.console import result as package_sheets
-from bench.contract import plan_kinds
+from bench.contract import node_facts, plan_kinds
 from bench.errors import BenchError, ConfigError
 from bench.mlperf import package
 from bench.mlperf.package import checkers, system
 from bench.mlperf.package.entry import require_name
 from bench.mlperf.system_fields import COUNTS, FIELDS, NEEDED
 from bench.planning import compose
-from helpers import answers, failing_disk
+from helpers import answers, facts, failing_disk
 from helpers.paths import CORPUS
 from helpers.types import MakeLog
 

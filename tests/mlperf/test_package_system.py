@@ -69,6 +69,27 @@ def test_a_system_is_described_by_the_facts_of_its_nodes(tmp_path: Path) -> None
     assert len(left) == 8, "and submitter, division, status, system_name, number_of_nodes, which the pack verb knows"
 
 
+def test_nodes_that_differ_are_named_field_by_field() -> None:
+    first, second = (replace(rank, machine=NODE) for rank in facts.SOUND if rank.machine is not None)
+    assert system.differences([first, second, first]) == {}
+    nearly = replace(second, machine=replace(NODE, memory_gib=2009.0))
+    unread = replace(second, machine=replace(NODE, cpu=None))
+    assert system.differences([first, nearly, unread]) == {}, "equal nodes leave different amounts of memory"
+    other = replace(NODE, memory_gib=1007.6, disks=NODE.disks[:2], kernel="6.9")
+    assert system.differences([first, second, replace(second, node="dgx-2", machine=other)]) == {
+        "host_memory_capacity": {"2015 GiB": ["dgx-0", "dgx-1"], "1008 GiB": ["dgx-2"]},
+        "host_storage_type": {"NVMe SSD, HDD": ["dgx-0", "dgx-1"], "NVMe SSD": ["dgx-2"]},
+        "host_storage_capacity": {
+            "2x 3576 GiB NVMe SSD, 1x 900 GiB HDD": ["dgx-0", "dgx-1"],
+            "2x 3576 GiB NVMe SSD": ["dgx-2"],
+        },
+        "other_software_stack": {
+            "driver 580.1, python 3.11, kernel 6.8": ["dgx-0", "dgx-1"],
+            "driver 580.1, python 3.11, kernel 6.9": ["dgx-2"],
+        },
+    }
+
+
 def test_facts_of_an_older_version_and_of_a_node_without_gpus_say_less() -> None:
     older = replace(facts.RANK, machine=replace(facts.MACHINE, gpus=None, infiniband=()))
     described = system.node_facts_of([older])

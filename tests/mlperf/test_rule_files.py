@@ -311,6 +311,41 @@ def test_every_damaged_log_that_mlperf_refuses_is_refused(benchmark: str, rulese
     assert count > 80
 
 
+def test_an_open_log_of_flux1_has_its_evaluations_under_the_rule_files_own_key(tmp_path: Path) -> None:
+    closed = [(k, "open" if k == "submission_division" else v, m) for k, v, m in records("flux1")]
+
+    def both(value: float | None = None, **at: Any) -> list[Record]:
+        """The log, in which each evaluation is repeated under the other key, with this value."""
+        other = "averaged_validation_loss"
+        twice = [
+            [(k, v, m), (other, value or v, at or m)] if k == "eval_accuracy" else [(k, v, m)] for k, v, m in closed
+        ]
+        return [record for each in twice for record in each]
+
+    for listed, rules in (
+        (both(), []),
+        (closed, ["LOG-10"]),
+        (both(0.6), ["LOG-07"]),
+        (both(step=1), ["EVL-03"]),
+    ):
+        path = write(tmp_path / "result_0.txt", listed)
+        errors = [finding.rule for finding in compliance.judge(logs.read(path)) if finding.severity == "error"]
+        assert (errors, official_verdict(path, ruleset="6.1.0").passed) == (rules, not rules)
+
+
+def test_flux1_is_evaluated_every_262144_samples_in_whole_steps(tmp_path: Path) -> None:
+    """As the published runs are: those with a batch of 2,304 every 262,656 samples."""
+    for places, rules in (
+        ((262_656, 525_312), []),
+        ((262_656, 523_008), ["EVL-01"]),
+        ((2_304, 4_608), ["EVL-01", "EVL-02"]),
+    ):
+        evaluations = list(zip(places, METRICS["flux1"], strict=True))
+        path = write(tmp_path / "result_0.txt", records("flux1", evaluations, global_batch_size=2304))
+        found = compliance.judge(logs.read(path))
+        assert [finding.rule for finding in found if finding.rule.startswith("EVL")] == rules
+
+
 def references(benchmark: str, ruleset: str) -> list[int]:
     """Return the samples of the reference's runs at the batch size of OWN."""
     points = json.loads((Path(rcp_checker.__file__).parent / f"training_{ruleset}/rcps_{benchmark}.json").read_text())

@@ -96,7 +96,7 @@ def pack(request: Request) -> Package:
     entries, findings = _checked_entries(runs, request, ruleset)
     division = division_of(entries, requested=request.division)
     descriptions = _descriptions(entries, request, division)
-    findings += _description_findings(descriptions)
+    findings += [*_description_findings(descriptions), *_node_findings(entries, request)]
     measured, problems = power.measure(entries, request.power) if request.power else ([], [])
     findings += problems
     _require_submittable(findings, request)
@@ -206,6 +206,29 @@ def _description_findings(descriptions: Mapping[str, Mapping[str, str]]) -> Iter
             if (value := description[field]) and not value.isdecimal():
                 what = f"systems/{name}.json: {field} is {value!r:.80}, which is not a whole number"
                 yield broken("PCK-10", what, f"systems/{name}.json")
+
+
+def _node_findings(entries: Sequence[Entry], request: Request) -> Iterator[Finding]:
+    """Yield the fields in which the nodes of a system differ, unless the user has described them."""
+    described = {path.stem: system.read(path).keys() for path in request.descriptions}
+    for name in sorted({entry.system for entry in entries}):
+        runs = [run for entry in entries if entry.system == name for run in entry.runs]
+        by_hand = {*described.get(name, ()), *(field for run in runs for field in _set_in_config(run))}
+        differing = system.differences(rank for run in runs for rank in system.machines(run.folder))
+        for field, known in differing.items():
+            if field not in by_hand:
+                shown = "; ".join(f"{value} ({_shortened(nodes)})" for value, nodes in known.items())
+                what = f"systems/{name}.json describes only some of the nodes: {field} is {shown}"
+                yield broken("PCK-12", what, f"systems/{name}.json")
+
+
+def _set_in_config(run: Run) -> Mapping[str, str]:
+    return {} if run.plan is None else run.plan.config.cluster.system_description
+
+
+def _shortened(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - 3} more" if nodes[3:] else ""
+    return ", ".join(nodes[:3]) + more
 
 
 def _require_no_secret(run: Run) -> None:

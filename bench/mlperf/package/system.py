@@ -68,7 +68,7 @@ def machines(folder: Path) -> list[RankFacts]:
 
 
 def node_facts_of(ranks: Sequence[RankFacts]) -> dict[str, Any]:
-    """Return what the first node's facts say of the system; all nodes of a run are alike, or preflight says so."""
+    """Return what the first node's facts say of the system; `differences` names what other nodes have instead."""
     if not ranks or (machine := ranks[0].machine) is None:
         return {}
     software = ranks[0].software
@@ -88,6 +88,34 @@ def node_facts_of(ranks: Sequence[RankFacts]) -> dict[str, Any]:
         "other_software_stack": ", ".join(_stack(ranks[0])),
     }
     return {field: value for field, value in known.items() if value} | _accelerators(machine)
+
+
+def differences(ranks: Iterable[RankFacts]) -> dict[str, dict[str, list[str]]]:
+    """Return the fields in which nodes differ: each value with the names of its nodes, the first node's value first.
+
+    A value that is unknown on a node does not count, nor do sizes that differ by less than `_SAME_SIZE`, such as the
+    memory that the firmware of equal nodes leaves.
+    """
+    values: dict[str, dict[str, list[str]]] = {}
+    for rank in ranks:
+        for field, text in text_of(node_facts_of([rank])).items():
+            known = values.setdefault(field, {})
+            nodes = known.setdefault(next((each for each in known if _are_alike(each, text)), text), [])
+            nodes += [] if rank.node in nodes else [rank.node]
+    return {field: known for field, known in values.items() if len(known) > 1}
+
+
+_SAME_SIZE = 0.01
+_SIZE = re.compile(r"(\d+)(?= [GM]iB)")
+
+
+def _are_alike(text: str, other: str) -> bool:
+    """Return whether two texts are the same, except for small differences of the sizes in them."""
+    (words, sizes), (other_words, other_sizes) = ((_SIZE.sub("", x), _SIZE.findall(x)) for x in (text, other))
+    return words == other_words and all(
+        abs(int(size) - int(other_size)) <= _SAME_SIZE * max(int(size), int(other_size))
+        for size, other_size in zip(sizes, other_sizes, strict=True)
+    )
 
 
 _FRAMEWORKS = ("torch", "megatron-core", "runstop")
