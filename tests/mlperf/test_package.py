@@ -152,6 +152,20 @@ def test_a_run_of_ours_describes_its_system_and_its_commands(make_run: MakeRun) 
     assert (manual / "run_0/plan.json").read_bytes() == (run / "plan.json").read_bytes()
 
 
+def test_nodes_that_differ_are_refused_until_the_user_describes_them(make_run: MakeRun) -> None:
+    run = make_run()
+    (run / "facts").mkdir()
+    for n, gib in enumerate((2015.0, 2009.0, 1007.0)):
+        machine = replace(facts.MACHINE, memory_gib=gib)
+        node = replace(facts.RANK, rank=n, node=f"dgx-{n}", machine=machine)
+        (run / f"facts/rank_{n:04d}.json").write_text(node_facts.dumps(node))
+    by_hand = (described(run.parent, [field for field in NEEDED[4:] if field != "host_memory_capacity"]),)
+    what = r"PCK-12: .*host_memory_capacity is 2015 GiB \(dgx-0, dgx-1\); 1007 GiB \(dgx-2\)(?s:.*)--describe"
+    with pytest.raises(ConfigError, match=what):
+        package.pack(request(run, descriptions=by_hand))
+    assert package.pack(request(run)).findings == ()
+
+
 def test_one_failed_run_counts_as_the_slowest(make_run: MakeRun) -> None:
     packed = package.pack(request(make_run(last={"status": "aborted"})))
     assert packed.passed
