@@ -459,6 +459,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 """By submission_benchmark."""
 
 
+def has_lora(known: Benchmark | None) -> bool:
+    """Return whether a benchmark trains adapters only."""
+    return known is not None and mllog.LORA_RANK in known.once
+
+
 def goals(known: Benchmark | None, logged: float | None) -> tuple[Goal, ...]:
     """Return the goals of the evaluations: the logged target in the benchmark's direction, else the benchmark's own.
 

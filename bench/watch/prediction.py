@@ -8,7 +8,7 @@ from statistics import median, stdev
 from typing import TYPE_CHECKING
 
 from bench.contract.stall import Stall
-from bench.mlperf.benchmarks import BENCHMARKS, Goal
+from bench.mlperf.benchmarks import BENCHMARKS, Goal, has_lora
 from bench.watch import progress as watch_progress
 from bench.watch.progress import Evaluated, Progress
 
@@ -24,10 +24,6 @@ STEP_DRIFT = 0.015
 """Minimum half-width of the step time's range, relative to the step time: the drift in published runs."""
 STEP_DRIFT_INITIAL = 0.10
 """The same with fewer than three measurements."""
-EVAL_ROW_STEPS, EVAL_ROW_STEPS_LOW, EVAL_ROW_STEPS_HIGH = 0.45, 0.39, 1.10
-"""Time to evaluate a row / time to train on a row, used before a trial's first evaluation: typical, low and high.
-In 844 published llama2_70b_lora runs the median, 5 % and 95 % quantile are 0.46, 0.40 and 1.11 for the first
-evaluation, and 0.45, 0.39 and 0.82 for the later ones."""
 EVAL_AFTER_FIRST_LOW, EVAL_AFTER_FIRST_HIGH = 0.70, 1.02
 """Time of later evaluations / time of the first, which includes warm-up in some runs; quantiles of the same runs."""
 EVAL_DRIFT = 0.03
@@ -41,6 +37,18 @@ class Span:
     typical: float
     low: float
     high: float
+
+
+EVAL_ROW_OF_LORA, EVAL_ROW = Span(0.45, 0.39, 1.10), Span(0.31, 0.24, 0.41)
+"""Time to evaluate a row / time to train on a row, used before a trial's first evaluation; without LoRA, training also
+computes the gradients of all weights. In 844 published llama2_70b_lora runs the median, 5 % and 95 % quantile are 0.46,
+0.40 and 1.11 for the first evaluation, and 0.45, 0.39 and 0.82 for the later ones; in 390 published llama31_8b runs
+0.31, 0.24 and 0.41, and 0.30, 0.24 and 0.32."""
+
+
+def eval_row(*, has_lora: bool) -> Span:
+    """Return the time to evaluate a row, as a share of the time to train on a row, with its range."""
+    return EVAL_ROW_OF_LORA if has_lora else EVAL_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: i
     known = _published_step_times_s(progress.benchmark or "", gbs, rows)
     if not known:
         return None
-    least_s = max(0, now_ms - start_ms) / 1000 / ((upcoming[0] + EVAL_ROW_STEPS_LOW * rows) / gbs)
+    least_s = max(0, now_ms - start_ms) / 1000 / ((upcoming[0] + eval_row(has_lora=progress.has_lora).low * rows) / gbs)
     least_s = max(least_s, min(known) / SLOWER[0])
     times_s = sorted(
         [*(time_s for time_s in known if time_s >= least_s for _ in SLOWER), *(least_s * f for f in SLOWER)]
@@ -85,17 +93,18 @@ def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: i
 def _published_step_times_s(benchmark: str, gbs: int, num_eval_rows: int) -> tuple[float, ...]:
     """Return the step time of each published system with this batch size, or of all systems, each at its own.
 
-    From its minutes and samples, since not every log has step times: a row takes EVAL_ROW_STEPS of a training row.
+    From its minutes and samples, since not every log has step times: an evaluation row takes `eval_row` training rows.
     """
     from bench.mlperf.published import schedule, systems
 
+    row = eval_row(has_lora=has_lora(BENCHMARKS.get(benchmark)))
     times_s: dict[int, list[float]] = {}
     for system in systems(benchmark):
         own_gbs, samples, minutes = system.global_batch_size, system.mean_samples, system.olympic_minutes
         if own_gbs and samples and minutes:
             due = schedule(benchmark)
             evaluations = (samples - due.first(own_gbs)) / due.interval(own_gbs) + 1
-            rows = samples + EVAL_ROW_STEPS * evaluations * num_eval_rows
+            rows = samples + row.typical * evaluations * num_eval_rows
             times_s.setdefault(own_gbs, []).append(minutes * 60 / rows * own_gbs)
     same = times_s.get(gbs, [])
     return tuple(same if len(same) >= FEWEST_SYSTEMS else (time_s for each in times_s.values() for time_s in each))
@@ -111,8 +120,8 @@ def eval_time_s(progress: Progress, step: Span | None = None) -> Span | None:
     rows, gbs, step = progress.num_eval_rows, progress.global_batch_size, step or step_time_s(progress)
     if not rows or not gbs or step is None:
         return None
-    row_s = rows * step.typical / gbs
-    return Span(row_s * EVAL_ROW_STEPS, row_s * EVAL_ROW_STEPS_LOW, row_s * EVAL_ROW_STEPS_HIGH)
+    row, trained_s = eval_row(has_lora=progress.has_lora), rows * step.typical / gbs
+    return Span(trained_s * row.typical, trained_s * row.low, trained_s * row.high)
 
 
 def evaluation_etas(

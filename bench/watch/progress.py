@@ -6,7 +6,7 @@ from statistics import median
 from typing import Literal
 
 from bench.contract.stall import Stall
-from bench.mlperf.benchmarks import BENCHMARKS, Goal, goals
+from bench.mlperf.benchmarks import BENCHMARKS, Goal, goals, has_lora
 
 Phase = Literal["waiting", "preparing", "training", "evaluating", "measuring", "generating", "stopped"]
 
@@ -43,6 +43,7 @@ class Progress:
     global_batch_size: int | None = None
     logged_target: float | None = None
     num_eval_rows: int | None = None
+    lora_rank: int | None = None
     first_ms: int | None = None
     run_start_ms: int | None = None
     run_stop_ms: int | None = None
@@ -79,6 +80,12 @@ class Progress:
     """The latest position in this training block; None while there is no training."""
     eval_start_ms: int | None = None
     """The start of the running evaluation."""
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether only adapters are trained, by the log or by the rules of its benchmark."""
+        known = BENCHMARKS.get(self.benchmark or "")
+        return self.lora_rank is not None or has_lora(known)
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -176,9 +183,8 @@ def usual_silence_s(
     if progress.eval_start_ms is not None and start_ms is not None:
         if progress.eval_times_s:
             return max(SILENT_S, SILENT_EVALS * median(progress.eval_times_s))
-        return max(
-            SILENT_S, (progress.eval_start_ms - start_ms) / 1000
-        )  # the first one may take as long as the training before it
+        # The first one may take as long as the training before it, or several times as long as estimated.
+        return max(SILENT_S, (progress.eval_start_ms - start_ms) / 1000, SILENT_EVALS * (eval_time_s or 0))
     if place is None or step_time_ms is None:
         return None
     hidden_s = eval_time_s or 0 if progress.eval_time_is_estimated else 0  # evaluations without a start in the log

@@ -58,6 +58,7 @@ _FACTS: dict[str, tuple[str, type[int] | type[float] | type[str]]] = {
     mllog.GLOBAL_BATCH_SIZE: ("global_batch_size", int),
     mllog.TARGET_ACCURACY: ("logged_target", float),
     mllog.EVAL_SAMPLES: ("num_eval_rows", int),
+    mllog.LORA_RANK: ("lora_rank", int),
 }
 """The fields that a key sets, and their types."""
 

@@ -342,8 +342,8 @@ def test_flux1_is_evaluated_every_262144_samples_in_whole_steps(tmp_path: Path) 
     ):
         evaluations = list(zip(places, METRICS["flux1"], strict=True))
         path = write(tmp_path / "result_0.txt", records("flux1", evaluations, global_batch_size=2304))
-        found = compliance.judge(logs.read(path))
-        assert [finding.rule for finding in found if finding.rule.startswith("EVL")] == rules
+        problems = compliance.judge(logs.read(path))
+        assert [finding.rule for finding in problems if finding.rule.startswith("EVL")] == rules
 
 
 def references(benchmark: str, ruleset: str) -> list[int]:
