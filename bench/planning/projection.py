@@ -12,10 +12,12 @@ ROOM = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Steps and seconds per step of a run, without evaluations, whose time is unknown."""
+    """Steps and seconds per step of a run, without evaluations."""
 
     steps: int
     step_s: float
+    evaluation_s: float
+    """Of one evaluation, as long relative to a step as in published runs."""
     num_published_runs: int | None
     """The published runs whose mean is `steps`; None: the plan's maximum number of steps."""
 
@@ -39,7 +41,11 @@ def training_time(plan: TrainingPlan) -> Projection | None:
     if step_s is None:
         return None
     gbs, benchmark = plan.batch.global_batch_size, plan.submission.benchmark
+    row = published.evaluation_row(has_lora=plan.config.training.lora is not None)
+    evaluation_s = row.typical * step_s * plan.config.training_data.eval_rows / gbs
     known = published.samples_to_target(benchmark, gbs) if benchmark and plan.config.task.submittable else None
     if known is None:
-        return Projection(steps=plan.max_steps, step_s=step_s, num_published_runs=None)
-    return Projection(steps=round(known.mean_samples / gbs), step_s=step_s, num_published_runs=known.num_runs)
+        steps, num_runs = plan.max_steps, None
+    else:
+        steps, num_runs = round(known.mean_samples / gbs), known.num_runs
+    return Projection(steps=steps, step_s=step_s, evaluation_s=evaluation_s, num_published_runs=num_runs)

@@ -302,14 +302,19 @@ def _bytes(size: float) -> str:
 
 
 def _training_time(plan: TrainingPlan) -> str:
-    """Return the training time projected from the estimated step time, without evaluations (their time is unknown)."""
+    """Return the training time projected from the estimated step time, and the time of an evaluation."""
     projected = projection.training_time(plan)
     if projected is None:
         return "not estimated: no step time estimate"
     runs = projected.num_published_runs
     why = "the maximum" if runs is None else f"mean of {runs:,} published runs"
     timed = f"{projected.steps:,} steps ({why}) of {projected.step_s:.2f} s"
-    return f"{projected.minutes:.1f} min (projection): {timed}; without evaluations"
+    each = f", which take about {_seconds(projected.evaluation_s)} each" if plan.evaluation.at_steps else ""
+    return f"{projected.minutes:.1f} min (projection): {timed}; without evaluations{each}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _memory(plan: TrainingPlan) -> str:

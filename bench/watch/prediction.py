@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.contract.stall import Stall
 from bench.mlperf.benchmarks import BENCHMARKS, Goal, has_lora
+from bench.mlperf.published import evaluation_row
 from bench.watch import progress as watch_progress
 from bench.watch.progress import Evaluated, Progress
 
@@ -37,18 +38,6 @@ class Span:
     typical: float
     low: float
     high: float
-
-
-EVAL_ROW_OF_LORA, EVAL_ROW = Span(0.45, 0.39, 1.10), Span(0.31, 0.24, 0.41)
-"""Time to evaluate a row / time to train on a row, used before a trial's first evaluation; without LoRA, training also
-computes the gradients of all weights. In 844 published llama2_70b_lora runs the median, 5 % and 95 % quantile are 0.46,
-0.40 and 1.11 for the first evaluation, and 0.45, 0.39 and 0.82 for the later ones; in 390 published llama31_8b runs
-0.31, 0.24 and 0.41, and 0.30, 0.24 and 0.32."""
-
-
-def eval_row(*, has_lora: bool) -> Span:
-    """Return the time to evaluate a row, as a share of the time to train on a row, with its range."""
-    return EVAL_ROW_OF_LORA if has_lora else EVAL_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +69,9 @@ def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: i
     known = _published_step_times_s(progress.benchmark or "", gbs, rows)
     if not known:
         return None
-    least_s = max(0, now_ms - start_ms) / 1000 / ((upcoming[0] + eval_row(has_lora=progress.has_lora).low * rows) / gbs)
+    least_s = (
+        max(0, now_ms - start_ms) / 1000 / ((upcoming[0] + evaluation_row(has_lora=progress.has_lora).low * rows) / gbs)
+    )
     least_s = max(least_s, min(known) / SLOWER[0])
     times_s = sorted(
         [*(time_s for time_s in known if time_s >= least_s for _ in SLOWER), *(least_s * f for f in SLOWER)]
@@ -93,11 +84,12 @@ def published_step_time_s(progress: Progress, upcoming: Sequence[int], now_ms: i
 def _published_step_times_s(benchmark: str, gbs: int, num_eval_rows: int) -> tuple[float, ...]:
     """Return the step time of each published system with this batch size, or of all systems, each at its own.
 
-    From its minutes and samples, since not every log has step times: an evaluation row takes `eval_row` training rows.
+    From its minutes and samples, since not every log has step times; an evaluation row takes `evaluation_row` of a
+    training row.
     """
     from bench.mlperf.published import schedule, systems
 
-    row = eval_row(has_lora=has_lora(BENCHMARKS.get(benchmark)))
+    row = evaluation_row(has_lora=has_lora(BENCHMARKS.get(benchmark)))
     times_s: dict[int, list[float]] = {}
     for system in systems(benchmark):
         own_gbs, samples, minutes = system.global_batch_size, system.mean_samples, system.olympic_minutes
@@ -120,7 +112,7 @@ def eval_time_s(progress: Progress, step: Span | None = None) -> Span | None:
     rows, gbs, step = progress.num_eval_rows, progress.global_batch_size, step or step_time_s(progress)
     if not rows or not gbs or step is None:
         return None
-    row, trained_s = eval_row(has_lora=progress.has_lora), rows * step.typical / gbs
+    row, trained_s = evaluation_row(has_lora=progress.has_lora), rows * step.typical / gbs
     return Span(trained_s * row.typical, trained_s * row.low, trained_s * row.high)
 
 
