@@ -214,8 +214,8 @@ NCCL: Texts = {
     ),
     "NCC-06": (
         "a collective timed out: at least one rank did not take part",
-        "find the missing rank, and check its node: `runstop why RUN` names it if the ranks left flight records. For "
-        "another program set TORCH_FR_BUFFER_SIZE=2000 (before torch 2.9: TORCH_NCCL_TRACE_BUFFER_SIZE), "
+        "find the rank that did not take part, and check its node: flight records in rank_logs/ show which rank it is. "
+        "For another program set TORCH_FR_BUFFER_SIZE=2000 (before torch 2.9: TORCH_NCCL_TRACE_BUFFER_SIZE), "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1 and NCCL_DEBUG=INFO. If the evidence has an address 127.*, see NCC-08",
     ),
     "NCC-07": (
