@@ -203,7 +203,10 @@ def unprintable(path: Path) -> ConfigError | None:
 
 def not_a_run(folder: Path) -> ConfigError:
     """Return the error of a path that is not a run folder."""
-    what = "this folder is not a run folder" if folder.is_dir() else "this file is not a run folder"
+    if not folder.exists():
+        what = "there is no such run folder"
+    else:
+        what = f"this {'folder' if folder.is_dir() else 'file'} is not a run folder"
     fix = f"give a run folder; {LIST}"
     if not folder.is_dir() and is_run(folder.parent):
         fix = f"give the folder of the run: {short(folder.parent)}"

@@ -52,6 +52,7 @@ CHANGES = {
 TASK = ("task=kernels_tiny", "trials=2", "launch.force=true", "launch.trackers=[]")
 REFUSALS = (
     "this folder is not a run folder",
+    "there is no such run folder",
     "the launch was killed before it wrote plan.json",
     "the launch was killed before it submitted a job",
     "all trials have finished; there is nothing to resume",
@@ -298,7 +299,11 @@ def _left(scene: Scene, run: Path, code: int, printed: str) -> Iterator[str]:
         yield f"the exit code of the resumed run is {code}"
     if not scene.must_finish:
         return
-    status, outcomes = statuses.read(run), [entry.outcome for entry in ledger.read(run)]
+    try:
+        status, outcomes = statuses.read(run), [entry.outcome for entry in ledger.read(run)]
+    except BenchError as error:
+        yield str(error)
+        return
     if status is None or status.outcome is not Ending.valid or outcomes != [Outcome.valid] * 2:
         yield f"ended as {status}, {outcomes}"
     if not (verified := verification.verify(run)).passed:
