@@ -182,8 +182,11 @@ def test_alike_settings_are_measured_up_to_the_limit_and_the_command_goes_on(cal
     assert result.command.endswith("--best 3")
 
 
-def test_the_folder_is_that_of_a_study(call: Call) -> None:
+def test_the_folder_is_that_of_a_study(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     result = call()
+    with pytest.raises(SystemExit):
+        main(["report", result.folder])
+    assert f"study {result.folder} -o DIR" in capsys.readouterr().err
     table = studies.read(Path(result.folder))
     assert [row.arm for row in table.rows] == [FIRST, SECOND, THIRD]
     assert " tune task=lora_tiny " in table.command
