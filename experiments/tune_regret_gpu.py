@@ -1,13 +1,12 @@
-"""Regret of `runstop tune` on this machine's GPU: all settings that fit are measured, not only the first of the ranking.
+"""Regret of `runstop tune` on this machine's GPU: all settings that fit are measured, not only the first few.
 
     python experiments/tune_regret_gpu.py [--budget-s 240] task=pretrain_gpt3_126m recipe.global_batch_size=64
     python experiments/tune_regret_gpu.py task=lora_7b data=rows_350 precision=fp8
 
 All settings run in this process on one GPU, one after another, with random weights and rows. The first block runs all
 of them in random order; each later block runs those within 20 % of the fastest again, in reversed order, so that a
-drift of the GPU is seen. A setting's time is the median of its steps. Setting by setting, a run stops early if its
-steps are slow (--most-s), but never before three are timed. Regret is by which share the step of the chosen setting is
-longer than that of the fastest.
+drift of the GPU is seen. The time of settings is the median of their steps; slow settings have fewer steps (--most-s),
+but at least three. Regret is by which share the step of the chosen settings is longer than that of the fastest.
 """
 
 import argparse
@@ -22,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.cli import arguments
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError
 from bench.planning import compose
@@ -68,10 +68,10 @@ class Tried:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for runstop tune, without a cluster")
-    parser.add_argument("--steps", type=int, default=8, help="timed steps of each setting and block (default 8)")
+    parser.add_argument("--steps", type=arguments.count, default=8, help="timed steps of each setting and block (default 8)")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them (default 3)")
     parser.add_argument("--most-s", type=float, default=10, help="seconds of timed steps of a setting (default 10)")
-    parser.add_argument("--blocks", type=int, default=2, help="the most blocks (default 2)")
+    parser.add_argument("--blocks", type=arguments.count, default=2, help="the most blocks (default 2)")
     parser.add_argument("--budget-s", type=float, help="seconds after which no further setting starts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all steps there")
     args = parser.parse_args()
@@ -83,7 +83,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{' '.join(args.overrides)} on one {device}, torch {torch.__version__}: {len(every)} settings fit", flush=True)
+    where = f"one {device}, torch {torch.__version__}"
+    print(f"{' '.join(args.overrides)} on {where}: {len(every)} settings fit", flush=True)
     join(every[0].plan, 0)
     left = measure(
         every,
@@ -172,7 +173,8 @@ def forget() -> None:
 
 
 def print_table(every: Sequence[Tried]) -> None:
-    print("rank  settings  predicted (ms)  measured (ms)  p10..p90  n  error  medians of blocks  GiB reserved, estimated")
+    columns = ("rank", "settings", "predicted (ms)", "measured (ms)", "p10..p90", "n", "error", "medians of blocks")
+    print("  ".join([*columns, "GiB reserved, estimated"]))
     for one in every:
         predicted, memory = one.candidate.step_ms, f"{one.peak_gib:.1f}, {one.candidate.memory_gib:.1f}"
         cells = [f"{one.candidate.rank}", one.candidate.name, f"{predicted:.1f}" if predicted else "-"]
@@ -191,7 +193,7 @@ def regrets(every: Sequence[Tried]) -> list[str]:
     lines = []
     for block in (None, *range(max(len(one.blocks_ms) for one in every))):
         name = "all blocks" if block is None else f"block {block + 1}"
-        step_ms = {one.candidate.name: of for one in every if (of := step_of(one, block)) is not None}
+        step_ms = {one.candidate.name: step for one in every if (step := step_of(one, block)) is not None}
         if not step_ms:
             continue
         best = min(step_ms, key=step_ms.__getitem__)
