@@ -68,7 +68,7 @@ class Tried:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for runstop tune, without a cluster")
-    parser.add_argument("--steps", type=arguments.count, default=8, help="timed steps of each setting and block (default 8)")
+    parser.add_argument("--steps", type=arguments.count, default=8, help="timed steps of a block (default 8)")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them (default 3)")
     parser.add_argument("--most-s", type=float, default=10, help="seconds of timed steps of a setting (default 10)")
     parser.add_argument("--blocks", type=arguments.count, default=2, help="the most blocks (default 2)")
