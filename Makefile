@@ -46,21 +46,25 @@ bench: .venv/test-installed  ## speed of reading compared with MLPerf's tool, an
 	$(BIN)/python experiments/reading.py $(LOGS)
 	$(if $(LOGS),$(BIN)/python experiments/forecast.py $(LOGS),@echo "forecasts are scored on published logs: make bench LOGS=DIR")
 
-predict: .venv/test-installed  ## predict every published step that is shipped, and print the errors
+predict: .venv/base-installed  ## predict every published step that is shipped, and print the errors
 	$(BIN)/python experiments/predict.py
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("runstop needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 
+.venv/base-installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
 .venv/run-installed: pyproject.toml | .venv/bin/python
 	@echo "installing runstop, torch and megatron-core into .venv: about 2.9 GB to download, once"
 	$(BIN)/python -m pip install --progress-bar on --editable '.[engine,data]'
-	touch $@
+	touch $@ .venv/base-installed
 
 .venv/test-installed: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[engine,dev]'
-	touch $@ .venv/run-installed
+	touch $@ .venv/run-installed .venv/base-installed
 
 .venv/site-installed: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

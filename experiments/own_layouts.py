@@ -42,7 +42,7 @@ class Layout:
     group: int
     """Ranks that hold one replica."""
     kernels: int
-    """Kernels of a layer and row, without NCCL's."""
+    """Kernels of a layer and row, without NCCL's (bench/planning/estimates/step_time.py)."""
     step_s: float
     sum_s: float
     nccl_s: float
@@ -67,8 +67,8 @@ def at(by_size: dict[float, float], size: float) -> float:
     return rate_at(max(size, min(by_size)), list(by_size), list(by_size.values()))
 
 
-TP = {"gathers": TP_GATHERS, "scatters": TP_SCATTERS, "kernels": 80}
-CP = {"gathers": CP_GATHERS, "scatters": CP_SCATTERS, "kernels": 126}
+TP = {"gathers": TP_GATHERS, "scatters": TP_SCATTERS, "kernels": 70}
+CP = {"gathers": CP_GATHERS, "scatters": CP_SCATTERS, "kernels": 129}
 LAYOUTS = (
     Layout(name="DP 4 CP 2", group=2, step_s=2.969, sum_s=3.007, nccl_s=0.161, **CP),
     Layout(name="DP 4 TP 2", group=2, step_s=3.023, sum_s=2.975, nccl_s=0.334, **TP),

@@ -85,7 +85,7 @@ def line(summary: Summary | None) -> str:
 def constants(stack: Stack) -> list[str]:
     """Return the constants that rows set, and where all others are from."""
     lines = [f"{one.value:g}  {name}: set by {one.row or '- (assumed)'}" for name, one in stack.constants().items()]
-    lines.append(f"{stack.kernels}  kernels of a layer without CUDA graphs: assumed, as runstop's engine")
+    lines.append(f"{stack.kernels}  kernels of a layer without CUDA graphs: assumed, about as runstop's engine")
     lines.append(f"{stack.update_bytes}  bytes of Adam per parameter: assumed, as runstop's engine")
     lines.append(f"{SPREAD:g}  spread of GPUs: docs/results/2026-11-22-eight-gpus.md, relative to {CALIBRATION_GPUS}")
     for gpu in published.PREDICTED_GPUS:

@@ -207,7 +207,8 @@ def _nodes(args: argparse.Namespace) -> int:
 
         answers.show(*(answers.node(one, since_ms=since_ms) for one in shown))
     else:
-        sheet.show(node_sheets.nodes_sheet(root, shown, since_ms=since_ms, within=args.within))
+        table = node_sheets.nodes_sheet(root, shown, since_ms=since_ms, within=args.within, are_any=bool(every))
+        sheet.show(table)
     return 0
 
 

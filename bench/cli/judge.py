@@ -1,6 +1,7 @@
 """The verbs that read logs and run folders: watch, parse, why, rules, score, report, pack, verify, sign."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -322,7 +323,18 @@ def _report(args: argparse.Namespace) -> int:
             sheet.show(table)
     if page is not None:
         print(page, file=sys.stderr)
+    for hint in _study_hints(args.runs):
+        print(hint, file=sys.stderr)
     return 0 if report.valid else 1
+
+
+def _study_hints(texts: Sequence[str]) -> list[str]:
+    """Return how to see the page of each folder of a study, which has its arms and published figures."""
+    from bench.runs import names
+
+    folders = [text for text in texts if (Path(text) / names.STUDY).is_file()]
+    commands = (f"runstop study {shlex.quote(text)} -o DIR" for text in folders)
+    return [hints.in_this_shell(f"this is the folder of a study; its own page, by arms: `{one}`") for one in commands]
 
 
 def _add_rules(verbs: arguments.Verbs) -> None:

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from bench.contract import families
 from bench.contract.layers import layer_of
 from bench.contract.network import Network
 from bench.contract.plan import World
 from bench.contract.schema import Config, Device, EngineName, Precision
-from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.mlperf import published as mlperf
 from bench.planning import compose, make_plan
 from bench.planning import layouts as own_layouts
-from bench.planning.checks import ranges
+from bench.planning.checks import ranges, training
 from bench.planning.estimates import step_time, transports
 from bench.planning.estimates.parameters import lora_parameters
 from bench.prediction import failures, power, published, search, uncertainty
@@ -163,6 +163,8 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         ConfigError: a step of this task cannot be estimated on any number of nodes.
     """
     config = compose.as_planned(config)
+    training.require_megatron(config, "plan --scale")
+    _check_layers(config, stack)
     if stack is StackName.runstop or config.model.experts is None:
         make_plan.check(replace(config, walltime=config.walltime or 1))  # no job is submitted, so none needs a limit
     else:
@@ -201,13 +203,23 @@ def _published(config: Config) -> tuple[PublishedSpeed, ...]:
     )
 
 
+def _check_layers(config: Config, stack: StackName) -> None:
+    """Raise ConfigError if runstop's own engine has no layers for the model, but another stack has."""
+    m = config.model
+    if stack is not StackName.runstop or m.experts is None or m.family not in families.FAMILIES:
+        return
+    if EngineName.megatron not in families.of_model(m).engines:
+        raise ConfigError(
+            f"runstop's own engine has no layers for {m.name}, so that no step of it is predicted",
+            where="model, --stack",
+            fix="add --stack reference and set precision=fp8 (NVIDIA's code with all weights trained), or choose "
+            "another model",
+        )
+
+
 def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
     """Raise ConfigError if no step of this config can be estimated."""
     cluster, gpu = config.cluster, config.cluster.gpu
-    if config.task.kind is not Kind.train or config.engine.name is not EngineName.megatron:
-        what = f"--scale predicts training with engine=megatron, but the task is of kind {config.task.kind.name}"
-        what += f" and the engine is {config.engine.name.name}"
-        raise ConfigError(what, where="task, engine", fix="choose a training task, and remove engine=…")
     if cluster.device is not Device.cuda or gpu is None:
         what = "steps are predicted on GPUs only, but this cluster has none"
         raise ConfigError(what, where="cluster.device, cluster.gpu", fix="choose a cluster with GPUs, such as dgx8")

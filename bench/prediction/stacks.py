@@ -80,7 +80,7 @@ REFERENCE = Stack(
         "b200": Constant(1.044, "v5.0 NVIDIA nyx_n1_ngc25.04_nemo"),
         "gb200": Constant(1.015, "v5.0 Oracle 1xBM.GPU.GB200.4"),
     },
-    kernels=142,  # of runstop's frozen layer with TP, SP and CP (bench/planning/estimates/step_time.py)
+    kernels=142,  # assumed: about as runstop's frozen layer with TP, SP and CP (bench/planning/estimates/step_time.py)
 )
 
 MEGATRON = Stack(

@@ -13,10 +13,10 @@ import numpy as np
 
 from bench import backends
 from bench.backends.protocol import Queue, SharesNodes
-from bench.contract.schema import Config, EngineName
-from bench.contract.task import Kind
+from bench.contract.schema import Config
 from bench.errors import BenchError, ConfigError, LogError
 from bench.planning import compose, make_plan
+from bench.planning.checks import training
 from bench.prediction import candidates, uncertainty
 from bench.results.comparison import t_interval
 from bench.results.tuning import Candidate, Outcome, Tried, Tuning
@@ -156,10 +156,7 @@ def _of_speed(request: Request, config: Config) -> list[str]:
 
 def _check(config: Config) -> None:
     """Raise ConfigError if the task has no settings to tune."""
-    if config.task.kind is not Kind.train or config.engine.name is not EngineName.megatron:
-        what = f"tune needs a training task with engine=megatron, but the task is of kind {config.task.kind.name} and "
-        what += f"the engine is {config.engine.name.name}"
-        raise ConfigError(what, where="task, engine", fix="choose a training task, and remove engine=…")
+    training.require_megatron(config, "tune")
     if config.parallel.groups is not None:
         what = "tune does not support local SGD: its groups do different work than one group"
         raise ConfigError(what, where="parallel.groups", fix="remove parallel.groups, or choose another task")

@@ -152,6 +152,12 @@ def test_a_node_that_interrupted_a_run_is_a_failure(write: Write, ending: Ending
     assert list(avoided("cluster.avoid=auto")) == ["dgx-1"]
 
 
+def test_without_nodes_the_list_says_why(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+    root = write("20261201-lora_tiny-slurm_test-aaaa", days_ago=1).parent
+    assert "leaves out none of these nodes" in nodes(capsys, "--bad")
+    assert "only runs on other machines have nodes" in nodes(capsys, "--folder", str(root.parent))
+
+
 def test_a_run_on_this_machine_says_nothing_about_nodes(write: Write) -> None:
     folder = write("local", days_ago=1)
     assert node_verdicts.of_run(folder)

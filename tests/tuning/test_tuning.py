@@ -182,8 +182,11 @@ def test_alike_settings_are_measured_up_to_the_limit_and_the_command_goes_on(cal
     assert result.command.endswith("--best 3")
 
 
-def test_the_folder_is_that_of_a_study(call: Call) -> None:
+def test_the_folder_is_that_of_a_study(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     result = call()
+    with pytest.raises(SystemExit):
+        main(["report", result.folder])
+    assert f"study {result.folder} -o DIR" in capsys.readouterr().err
     table = studies.read(Path(result.folder))
     assert [row.arm for row in table.rows] == [FIRST, SECOND, THIRD]
     assert " tune task=lora_tiny " in table.command
@@ -192,8 +195,8 @@ def test_the_folder_is_that_of_a_study(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["task=serve_tiny"], "tune needs a training task with engine=megatron"),
-        (["task=lora_tiny", "engine=huggingface"], "the engine is huggingface"),
+        (["task=serve_tiny"], "tune needs a training task, but serve_tiny is of kind serve"),
+        (["task=lora_tiny", "engine=huggingface"], "set engine=megatron, or choose a task that uses it"),
         (["task=pretrain_tiny_local_sgd"], "tune does not support local SGD"),
         (["task=lora_tiny", "trials=3"], "trials cannot be set, because tune sets this key for each run"),
         (["task=lora_tiny", "parallel.tp=3"], "tp 3 does not divide"),

@@ -2,6 +2,7 @@
 
 from bench.contract.layers import differs_from_llama
 from bench.contract.schema import Config, EngineName, Precision, ProfileKind
+from bench.contract.task import Kind
 from bench.contract.training import LORA_TARGETS, PEFT_MODULES, StartsFrom, Trains
 from bench.errors import ConfigError
 from bench.planning import nemo
@@ -20,6 +21,20 @@ def check(config: Config) -> None:
     _check_precision(config)
     memory.check_offload(config)
     nemo.check(config)
+
+
+def require_megatron(config: Config, subject: str) -> None:
+    """Raise ConfigError unless the task trains with engine=megatron, the only one whose steps are estimated.
+
+    subject: what needs it, such as `tune`.
+    """
+    if config.task.kind is not Kind.train:
+        what = f"{subject} needs a training task, but {config.task.name} is of kind {config.task.kind.name}"
+        raise ConfigError(what, where="task", fix="choose a training task, such as task=lora_8b")
+    if config.engine.name is not EngineName.megatron:
+        what = f"{subject} needs engine=megatron, because it estimates steps of this engine only, but the engine is "
+        fix = "set engine=megatron, or choose a task that uses it, such as task=lora_8b"
+        raise ConfigError(what + config.engine.name.name, where="engine", fix=fix)
 
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:

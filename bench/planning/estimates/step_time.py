@@ -59,22 +59,28 @@ class Work:
         )
 
 
-FROZEN_FP8 = 80
-"""Kernels of a layer with adapters, forward plus backward. Source: profiles of docs/results/2026-11-22-fp8.md."""
-FROZEN_BF16 = 72
-"""The same, without quantizing the rows of two gradients and two activations and transposing four weights."""
+FROZEN_FP8, FROZEN_FORWARD, FROZEN_ENDS = 70, 25, 28
+"""Kernels of a layer with adapters, forward plus backward; those of them in the forward pass; and those of embedding,
+last norm, head and loss in a micro-batch. Memsets of cuBLAS and cuDNN count.
+
+Source: the profile docs/results/2026-11-22-studies/modules_lora_7b_fp8.json."""
+FROZEN_BF16 = 64
+"""The same, without quantizing the rows of an activation and a gradient and transposing four weights."""
 DEQUANTIZE = 8
 """With a 4-bit base: four linears, each forward and backward."""
-TRAINED_BF16 = 36
-"""Counted by hand from jobs/engines/megatron/trained/ops.py, not measured: 12 forward, of them 4 GEMMs and attention's;
-24 backward, of them 8 GEMMs and 3 of attention."""
-TRAINED_FP8 = 54
-"""FP8 adds 3 quantizations, 4 transposed weights, and the transposed operands of 4 weight gradients with scales."""
-BIASES = 4
-"""The gradients of a layer's four biases are separate sums."""
-TP, SP, CP = 6, 10, 46
-"""Additional kernels with tp, sp and cp. Source: that report; collectives of tp and sp counted by hand in
-jobs/engines/megatron/frozen/layer.py."""
+TRAINED_BF16, TRAINED_FORWARD, TRAINED_ENDS = 45, 15, 62
+"""The same of a layer whose weights are trained. Source: modules_pretrain_7b_bf16.json in that folder."""
+TRAINED_FP8 = 63
+"""FP8 adds 3 quantizations, 4 transposed weights, and the transposed operands of 4 weight gradients with scales.
+Counted by hand in jobs/engines/megatron/trained/ops.py."""
+BIASES = 15
+"""fc2's bias is added, and the gradients of four linears' biases (two sums each) and of two norms' to the FP32 ones.
+Counted by hand in jobs/engines/megatron/trained/layer.py."""
+RECOMPUTED_LINEAR = 3
+"""Kernels of the forward pass from the norm to q, k and v, or to the activation; and of a memset."""
+TP, SP, CP = 6, 10, 59
+"""Additional kernels with tp, sp and cp. A layer with cp has 129 in all: docs/results/2026-11-22-fp8.md. Collectives of
+tp and sp were counted by hand in jobs/engines/megatron/frozen/layer.py."""
 
 
 def layer_kernels(config: Config, world: World) -> int:
@@ -153,7 +159,7 @@ class _Step:
         bubble_s = idle_microbatches * layers_s
         work += Work(elementwise_s=count * self.offload_s(recomputed, layers, forward, backward))
         step_s = work.total_s + count * recompute_s + bubble_s
-        host_s = max(0.0, (count + idle_microbatches) * self.launch_s(layers) - step_s)
+        host_s = max(0.0, (count + idle_microbatches) * self.launch_s(layers, recomputed) - step_s)
         seconds = dataclasses.asdict(work) | {
             "recompute_s": count * recompute_s,
             "bubble_s": bubble_s,
@@ -201,9 +207,20 @@ class _Step:
             return layer
         return layer + Work(communication_s=WAIT_SHARE * (layer.total_s - layer.communication_s))
 
-    def launch_s(self, layers: int) -> float:
-        """Return the seconds in which the host launches the kernels of these layers, without those of recomputation."""
-        return layers * layer_kernels(self.config, self.world) * self.rates.launch_us / 1e6
+    def launch_s(self, layers: int, recomputed: Recomputed) -> float:
+        """Return the seconds in which the host launches the kernels of a micro-batch; 0 if they were not counted.
+
+        Collectives of recomputed layers are left out.
+        """
+        kernels = layers * layer_kernels(self.config, self.world)
+        if not kernels:
+            return 0.0
+        is_trained = layer_of(self.config) is Layer.trained
+        forward = TRAINED_FORWARD if is_trained else FROZEN_FORWARD
+        linears_again = recomputed.qkv_layers + recomputed.fc1_layers
+        kernels += layers * forward if recomputed.full else RECOMPUTED_LINEAR * linears_again
+        kernels += TRAINED_ENDS if is_trained else FROZEN_ENDS
+        return kernels * self.rates.launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""
