@@ -73,6 +73,7 @@ def test_a_slow_node_is_replaced_by_the_spare_and_the_ledger_says_why(run: Path)
 def test_unused_spares_are_not_used(run: Path) -> None:
     check(run, "dgx-0", "dgx-1", "dgx-2")
     assert choose(run, planned(), passed=True) == (Chosen.trials, "dgx-0,dgx-1")
+    assert (run / ".spares").read_text() == "dgx-2\n", "the ranks may ask for it"
 
 
 def test_a_second_slow_node_keeps_the_check_that_found_the_first(run: Path) -> None:
@@ -88,6 +89,7 @@ def test_a_lost_node_is_replaced_once_and_never_used_again_in_its_job(run: Path)
     check(run, "dgx-0", "dgx-1", "dgx-2")
     lose = partial(slow_nodes.use_spare, run, planned(), why="SLU-09: no answer")
     assert lose(job="5", lost=["dgx-0"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-1,dgx-2\n"
+    assert (run / ".spares").read_text() == "\n", "no rank may ask for another one"
     assert lose(job="5", lost=["dgx-1"]) is Chosen.failed
     assert slow_nodes.left_out(run, "5") == dict.fromkeys(("dgx-0", "dgx-1"), "SLU-09: no answer")
     assert lose(job="6", lost=["dgx-2"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-0,dgx-1\n"
