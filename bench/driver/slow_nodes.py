@@ -13,7 +13,7 @@ from bench import masked_json
 from bench.contract import atomic_files, run_files
 from bench.contract.node_facts import Health
 from bench.contract.plan import Plan
-from bench.contract.run_files import LEFT_OUT, SPARE_NODES, USED_NODES
+from bench.contract.run_files import LEFT_OUT, SLOW_NODE, SPARE_NODES, USED_NODES
 from bench.preflight import nodes
 
 
@@ -72,6 +72,34 @@ def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str)
         return Chosen.failed
     _use(run, plan, left)
     return Chosen.trials
+
+
+def leave_out(run: Path, *, job: str, is_check: bool, killed_on: str | None) -> str | None:
+    """Record the node that the next attempt leaves out, and return why; None if no spare is left, or no node is named.
+
+    For drivers without srun, whose backend wrote `.spares`. is_check: the node check failed. Otherwise the ranks of a
+    trial have named a slow node, or a rank was killed on a node.
+    """
+    spares = [name for name in _text(run / SPARE_NODES).strip().split(",") if name]
+    slow, _, why = _text(run / SLOW_NODE).strip().partition("\n")
+    lost = {}
+    if is_check:
+        report = nodes.check_result(run / run_files.HEALTH)
+        lost = {name: _reason(report, name) for name in report.slow_nodes} if report is not None else {}
+    elif slow:
+        lost = {slow: why}
+    elif killed_on is not None:
+        lost = {killed_on: f"RUN-02: a rank was killed on {killed_on}"}
+    if not 0 < len(lost) <= len(spares):
+        return None
+    _leave_out(run, lost, time_ms=time.time_ns() // 1_000_000, job=job)
+    if is_check:
+        (run / run_files.HEALTH).rename(_kept(run))  # the next check writes its own
+    return "; ".join(lost.values())
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def left_out(run: Path, job: str) -> dict[str, str]:

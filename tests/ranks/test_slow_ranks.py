@@ -1,5 +1,6 @@
 """Which ranks are slow, why, and what they cost: decided from windows with normally distributed noise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,17 @@ def test_of_two_slow_nodes_the_one_with_a_reason_in_telemetry_is_replaced(tmp_pa
         ranks.window({6: 0.2, 10: 0.2})
     slow = ranks.slow.to_replace()
     assert slow is not None and slow.node == "dgx-1"
+
+
+def test_a_reason_that_most_gpus_have_is_none(tmp_path: Path) -> None:
+    """Two H200s at their power cap: the delayed one was not slow because of the cap."""
+    (tmp_path / run_files.RANK_LOGS).mkdir()
+    for node in dict.fromkeys(place.node for place in PLACES):
+        samples = [replace(_sample(gpu, is_bad=False), throttle=("software power cap",)) for gpu in range(4)]
+        (tmp_path / run_files.telemetry(0, node)).write_text(telemetry.header() + telemetry.lines(samples))
+    ranks = Ranks(seed=14, folder=tmp_path)
+    [slow] = [slow for _ in range(PERSISTENT) for slow in ranks.window({6: 0.2})]
+    assert slow.reasons == ()
 
 
 def _sample(gpu: int, *, is_bad: bool) -> Sample:

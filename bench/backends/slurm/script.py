@@ -46,7 +46,7 @@ FILES = {
     "caches": run_files.caches("*"),
     "job_output": run_files.JOB_OUTPUTS,
 }
-"""The files that the script itself writes into the run folder, removes or reads, by their shell variables without _file."""
+"""The files of the run folder that the script itself uses, by their shell variables without _file."""
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("--container-writable", "1")}
 """Pyxis flags without an argument: the flag, and the value of its environment variable."""
