@@ -238,9 +238,9 @@ class RankTimes:
         for slow in self._slow.add([Window(*row[:-1]) for row in rows.tolist()]):
             at = {} if step is None else {"step": step}
             self._log.event(mllog.SLOW_RANKS, list(slow.ranks), **slow.about(), **at)
-        found = self._slow.to_replace()
-        if self._replacement is not None and step is not None and self.to_replace is None:
-            self.to_replace = found if found is not None and self._replacement.is_worth(found, step) else None
+        candidate = self._slow.to_replace()
+        if candidate is not None and self._replacement is not None and step is not None and self.to_replace is None:
+            self.to_replace = candidate if self._replacement.is_worth(candidate, step) else None
 
 
 def of_trial(plan: Plan, who: Rank, log: mllog.Writer, folder: Path, trial: int) -> RankTimes:

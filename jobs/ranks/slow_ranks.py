@@ -133,12 +133,11 @@ class SlowRanks:
         """Return the one node whose slow computation has been found in PERSISTENT windows after the first finding."""
         return self._blamed if self._blamed_for > PERSISTENT else None
 
-    def _blame(self, found: Sequence[Slow]) -> None:
+    def _blame(self, slow_now: Sequence[Slow]) -> None:
         """Note which node computes slowly: if several do, as in a replica that spans nodes, telemetry must show it."""
-        found = [slow for slow in found if slow.cause == COMPUTATION]
-        if len(found) > 1:
-            found = [slow for slow in found if slow.reasons]
-        blamed = found[0] if len(found) == 1 else None
+        computing = [slow for slow in slow_now if slow.cause == COMPUTATION]
+        suspects = computing if len(computing) < 2 else [slow for slow in computing if slow.reasons]
+        blamed = suspects[0] if len(suspects) == 1 else None
         is_same = blamed is not None and self._blamed is not None and blamed.node == self._blamed.node
         self._blamed, self._blamed_for = blamed, self._blamed_for + 1 if is_same else int(blamed is not None)
 

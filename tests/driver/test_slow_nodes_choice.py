@@ -97,15 +97,15 @@ def test_a_lost_node_is_replaced_once_and_never_used_again_in_its_job(run: Path)
 
 def test_without_srun_a_node_is_left_out_if_a_spare_is_left(run: Path) -> None:
     """Of the job only; the rank that names a slow node is right about it also if another rank was killed meanwhile."""
-    leave = partial(slow_nodes.leave_out, run, job="5", is_check=False)
+    leave_out = partial(slow_nodes.leave_out, run, job="5", is_check=False)
     (run / ".slow_node").write_text("dgx-1\nRUN-26: rank 1 on dgx-1 stayed slow\n")
-    assert leave(killed_on="dgx-0") is None, "no backend has named a spare"
+    assert leave_out(killed_on="dgx-0") is None, "no backend has named a spare"
     (run / ".spares").write_text("dgx-2\n")
-    assert leave(killed_on="dgx-0") == "RUN-26: rank 1 on dgx-1 stayed slow"
+    assert leave_out(killed_on="dgx-0") == "RUN-26: rank 1 on dgx-1 stayed slow"
     assert list(slow_nodes.left_out(run, "5")) == ["dgx-1"] and not slow_nodes.left_out(run, "6")
     (run / ".slow_node").unlink()
-    assert leave(killed_on="dgx-0") == "RUN-02: a rank was killed on dgx-0"
-    assert leave(killed_on=None) is None, "a rank that failed by itself"
+    assert leave_out(killed_on="dgx-0") == "RUN-02: a rank was killed on dgx-0"
+    assert leave_out(killed_on=None) is None, "a rank that failed by itself"
 
 
 def test_without_srun_a_failed_node_check_leaves_out_the_slow_node(run: Path) -> None:

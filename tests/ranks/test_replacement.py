@@ -1,4 +1,4 @@
-"""A rank that stays slow ends the attempt on all ranks, which name its node; the next attempt goes on from there."""
+"""A rank that stays slow ends the attempt on all ranks, which name its node; the next attempt resumes from there."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_node_is_replaced_only_if_the_rest_of_the_trial_wins_back_the_cost(run
 @pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.skipif(ranks.DEVICE != "cpu", reason="over gloo")
-def test_the_next_attempt_goes_on_where_the_slow_rank_ended_this_one(tmp_path: Path) -> None:
+def test_the_ranks_save_their_state_and_end_when_a_rank_stays_slow(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     folder = ranks.write(plan, tmp_path / "run")
     (folder / run_files.RANK_LOGS).mkdir()
@@ -72,8 +72,8 @@ def test_the_next_attempt_goes_on_where_the_slow_rank_ended_this_one(tmp_path: P
     node, why = (folder / run_files.SLOW_NODE).read_text().splitlines()
     assert node == "dgx-1" and why.startswith("RUN-26: rank 1 on dgx-1 stayed slow (")
     events = reader.read(folder / "result_0.txt")[0]
-    [found] = [event for event in events if event.key == mllog.SLOW_RANKS]
+    [record] = [event for event in events if event.key == mllog.SLOW_RANKS]
     saved = [event.metadata["step"] for event in events if event.key == mllog.CHECKPOINT]
     newest = checkpoint.steps(folder / run_files.checkpoints(0))[0]
     last = max(event.metadata["step"] for event in events if event.key == mllog.TRAIN_LOSS)
-    assert found.metadata["step"] < newest == saved[-1] <= last < 10_000
+    assert record.metadata["step"] < newest == saved[-1] <= last < 10_000

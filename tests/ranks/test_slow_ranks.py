@@ -128,14 +128,14 @@ def test_telemetry_gives_the_reason(tmp_path: Path) -> None:
 )
 def test_only_one_node_that_computes_slowly_is_replaced(slower: dict[int, float], part: str, node: str | None) -> None:
     """Not two nodes: a slow rank also delays the ranks of its replica on other nodes."""
-    ranks, found = Ranks(seed=11), []
+    ranks, replaced = Ranks(seed=11), []
     for _ in range(2 * PERSISTENT):
         ranks.window(slower, part, evaluation={12: 0.5})
-        found.append(ranks.slow.to_replace())
-    *before, last = [None if slow is None else slow.node for slow in found]
+        replaced.append(ranks.slow.to_replace())
+    *before, last = [None if slow is None else slow.node for slow in replaced]
     assert not any(before), "the finding holds for five more windows first"
     assert last == node
-    if (slow := found[-1]) is not None:
+    if (slow := replaced[-1]) is not None:
         assert slow.excess_s == pytest.approx((max(slower.values()) * STEP_S), rel=0.2)
 
 
