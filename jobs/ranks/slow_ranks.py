@@ -136,8 +136,8 @@ class SlowRanks:
     def _blame(self, slow_now: Sequence[Slow]) -> None:
         """Note which node computes slowly: if several do, as in a replica that spans nodes, telemetry must show it."""
         computing = [slow for slow in slow_now if slow.cause == COMPUTATION]
-        suspects = computing if len(computing) < 2 else [slow for slow in computing if slow.reasons]
-        blamed = suspects[0] if len(suspects) == 1 else None
+        candidates = computing if len(computing) < 2 else [slow for slow in computing if slow.reasons]
+        blamed = candidates[0] if len(candidates) == 1 else None
         is_same = blamed is not None and self._blamed is not None and blamed.node == self._blamed.node
         self._blamed, self._blamed_for = blamed, self._blamed_for + 1 if is_same else int(blamed is not None)
 
