@@ -96,7 +96,7 @@ def _nodes(plan: "Plan") -> Iterator[tuple[str, str]]:
         yield "left out", f"no node: none was found bad within {cluster.avoid_within}"
     if plan.config.launch.replace_slow:
         spares = counted(cluster.spare_nodes, "spare node") if cluster.spare_nodes else "the job is requeued"
-        yield "slow nodes", f"left out after the node check; {spares}"
+        yield "slow nodes", f"left out after the node check, and while training; {spares}"
 
 
 def _image(plan: "Plan") -> Iterator[tuple[str, str]]:

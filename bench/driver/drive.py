@@ -21,7 +21,7 @@ from bench.contract import atomic_files, plan_paths, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Command, Plan, Trial
 from bench.contract.schema import BackendName
-from bench.driver import between_commands
+from bench.driver import between_commands, slow_nodes
 from bench.errors import FINAL_CODES, BenchError, Stopped, exit_code_of, with_rule
 from bench.results.kind import Judged
 from bench.runs import ledger, manifest
@@ -63,9 +63,10 @@ class Progress(Protocol):
 class FailedError(Exception):
     """A failed command ends the run."""
 
-    def __init__(self, exit_code: int, what: str) -> None:
+    def __init__(self, exit_code: int, what: str, *, command: str = "", killed_on: str | None = None) -> None:
+        """`killed_on` names the node on which a rank was killed (SIGKILL)."""
         super().__init__(what)
-        self.exit_code, self.what = exit_code, what
+        self.exit_code, self.what, self.command, self.killed_on = exit_code, what, command, killed_on
 
 
 class PortInUseError(FailedError):
@@ -114,6 +115,8 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
             for trial, command in zip(run.plan.trials, plans.trial_commands(run.plan), strict=True):
                 _with_other_ports(run, partial(_trial, run, nodes, trial, command))
     except FailedError as error:
+        if (why := _left_out(run, error)) is not None:
+            return _stop_early(run, f"{why}; the next attempt uses a spare node", RESTART_EXIT_CODE)
         return _finish(run, error.exit_code, error.what)
     except CutShortError as error:
         return _stop_early(run, str(error), exit_code_of(-error.signum))
@@ -140,6 +143,15 @@ def drive(run: Drive, connect: Callable[[], AbstractContextManager[Nodes]]) -> i
         _finish(run, 1, "the driver failed")
         raise
     return _finish(run, 0, "every trial ended")
+
+
+def _left_out(run: Drive, error: FailedError) -> str | None:
+    """Leave out the node that caused a failure, if the backend has a spare node for the next attempt; return why."""
+    if not run.restarts:
+        return None
+    return slow_nodes.leave_out(
+        run.folder, job=run.job, is_check=error.command == plans.NODE_CHECK, killed_on=error.killed_on
+    )
 
 
 def _with_other_ports(run: Drive, act: Callable[[], None]) -> None:
@@ -194,6 +206,7 @@ def _trial(run: Drive, nodes: Nodes, trial: Trial, command: Command) -> None:
     if words := run.plan.config.cluster.drop_caches:
         lines = nodes.drop_caches(words.split(), check=run.check)
         (run.folder / run_files.caches(trial.index)).write_text("".join(f"{line}\n" for line in lines))
+    (run.folder / run_files.SLOW_NODE).unlink(missing_ok=True)
     try:
         _run(run, nodes, command, attempt)
     except PortInUseError as error:
@@ -226,7 +239,12 @@ def _run(run: Drive, nodes: Nodes, command: Command, attempt: str | None = None)
             raise PortInUseError(1, with_rule(error.rule, error.what)) from None
         run.progress.failed(error)
         what = with_rule(error.rule, error.what) if error.rule in IN_STATUS else f"{command.name} failed"
-        raise FailedError(error.exit_code if error.exit_code in FINAL_CODES else 1, what) from None
+        raise FailedError(
+            error.exit_code if error.exit_code in FINAL_CODES else 1,
+            what,
+            command=command.name,
+            killed_on=next((nodes.names[rank // run.plan.world.ranks_per_node] for rank in ranks.killed()), None),
+        ) from None
 
 
 def _is_running(run: Drive, ranks: Running) -> bool:

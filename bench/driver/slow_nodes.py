@@ -1,6 +1,6 @@
 """Leave out slow and lost nodes (launch.replace_slow), and choose those that the trials use.
 
-left_out.json keeps the nodes that were left out. `.nodes` passes names to the batch script.
+left_out.json keeps the nodes that were left out. `.nodes` passes names to the batch script, `.spares` to the ranks.
 """
 
 import time
@@ -13,7 +13,7 @@ from bench import masked_json
 from bench.contract import atomic_files, run_files
 from bench.contract.node_facts import Health
 from bench.contract.plan import Plan
-from bench.contract.run_files import LEFT_OUT, USED_NODES
+from bench.contract.run_files import LEFT_OUT, SLOW_NODE, SPARE_NODES, USED_NODES
 from bench.preflight import nodes
 
 
@@ -37,7 +37,7 @@ def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
         return Chosen.failed
     names = [node.node for node in report.nodes]
     if check_passed:
-        _write(run, names[: plan.world.num_nodes])
+        _use(run, plan, names)
         if plan.config.cluster.spare_nodes:  # the nodes of the trials collect theirs again
             for facts in (run / run_files.FACTS).glob("rank_*.json"):
                 facts.unlink()
@@ -59,7 +59,10 @@ def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
 
 
 def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str) -> Chosen:
-    """Write the nodes for the next attempt of a trial into `.nodes`: those that passed the check, without lost ones."""
+    """Write the nodes for the next attempt of a trial into `.nodes`: those that passed the check, without lost ones.
+
+    lost: nodes that failed, whose rank was killed, or whose rank stays slow.
+    """
     report = nodes.check_result(run / run_files.HEALTH)
     if report is None:
         return Chosen.failed
@@ -67,8 +70,36 @@ def use_spare(run: Path, plan: Plan, *, job: str, lost: Sequence[str], why: str)
     left = [node.node for node in report.nodes if entries.get(node.node, {}).get("job") != job]
     if len(left) < plan.world.num_nodes:
         return Chosen.failed
-    _write(run, left[: plan.world.num_nodes])
+    _use(run, plan, left)
     return Chosen.trials
+
+
+def leave_out(run: Path, *, job: str, is_check: bool, killed_on: str | None) -> str | None:
+    """Record the node that the next attempt leaves out, and return why; None if no spare is left, or no node is named.
+
+    For drivers without srun, whose backend wrote `.spares`. is_check: the node check failed. Otherwise the ranks of a
+    trial have named a slow node, or a rank was killed on a node.
+    """
+    spares = [name for name in _text(run / SPARE_NODES).strip().split(",") if name]
+    slow, _, why = _text(run / SLOW_NODE).strip().partition("\n")
+    lost = {}
+    if is_check:
+        report = nodes.check_result(run / run_files.HEALTH)
+        lost = {name: _reason(report, name) for name in report.slow_nodes} if report is not None else {}
+    elif slow:
+        lost = {slow: why}
+    elif killed_on is not None:
+        lost = {killed_on: f"RUN-02: a rank was killed on {killed_on}"}
+    if not 0 < len(lost) <= len(spares):
+        return None
+    _leave_out(run, lost, time_ms=time.time_ns() // 1_000_000, job=job)
+    if is_check:
+        (run / run_files.HEALTH).rename(_kept(run))  # the next check writes its own
+    return "; ".join(lost.values())
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def left_out(run: Path, job: str) -> dict[str, str]:
@@ -100,6 +131,13 @@ def _leave_out(run: Path, why: Mapping[str, str], *, time_ms: int, job: str) -> 
 def _entries(run: Path) -> dict[str, dict[str, Any]]:
     content = atomic_files.read_object(run / LEFT_OUT)
     return {str(name): entry for name, entry in content.items() if isinstance(entry, dict)}
+
+
+def _use(run: Path, plan: Plan, names: list[str]) -> None:
+    """Use the first of these nodes for the trials; the others are spare, which the ranks must know."""
+    needed = plan.world.num_nodes
+    _write(run, names[:needed])
+    atomic_files.write_text(run / SPARE_NODES, ",".join(names[needed:]) + "\n")
 
 
 def _write(run: Path, names: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.contract import atomic_files, mllog, run_files
 from bench.contract.node_facts import HEALTHY, Health
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, LogError
 from bench.mlperf import reader
 from bench.mlperf.log import number
@@ -115,11 +115,12 @@ def _of_check(report: Health, backend: str) -> Iterator[NodeVerdict]:
 
 
 def _slow_in_training(folder: Path, plan: Plan, backend: str) -> Iterator[NodeVerdict]:
-    """Yield the nodes whose ranks were persistently slower than others during a trial, by the records of its log."""
-    for trial in plan.trials:
+    """Yield the nodes whose ranks were persistently slower than others, by the records of the logs of all attempts."""
+    logs = [log for trial in plan.trials for log in (folder / trial.log, *_earlier_logs(folder, trial))]
+    for log in logs:
         events: list[Event] = []
         with suppress(LogError):
-            events, _ = reader.read(folder / trial.log)
+            events, _ = reader.read(log)
         for event in events:
             about = event.metadata
             if event.key != mllog.SLOW_RANKS or not {"node", "cause"} <= about.keys():
@@ -135,6 +136,11 @@ def _slow_in_training(folder: Path, plan: Plan, backend: str) -> Iterator[NodeVe
                 rule=_SLOW_RANK,
                 what=f"slow {about['cause']} during a trial: {own_ms:.4g} ms, others {usual_ms:.4g} ms",
             )
+
+
+def _earlier_logs(folder: Path, trial: Trial) -> list[Path]:
+    """Return the logs of interrupted attempts: one may have ended because a spare node replaced the slow one."""
+    return sorted(folder.glob(f"{run_files.ATTEMPTS}/{trial.index}.*/{trial.log}"))
 
 
 def _failures(folder: Path, nodes: Iterable[str], of_ranks: dict[int, str]) -> Iterator[tuple[str, str, str]]:

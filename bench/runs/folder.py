@@ -30,7 +30,7 @@ FILES = (
     *(run_files.SCRIPT, run_files.KUBERNETES_MANIFEST, run_files.RAY_JOB, run_files.LEDGER_LOCK, run_files.RUN_LOCK),
     *(run_files.OWNER, run_files.SUBMISSION, run_files.DISK_RESERVE, run_files.RESULTS, run_files.binding("*")),
     *(run_files.prepare_log("*"), run_files.health("*"), run_files.interrupted("*")),
-    *(run_files.LEFT_OUT, run_files.USED_NODES),
+    *(run_files.LEFT_OUT, run_files.USED_NODES, run_files.SPARE_NODES, run_files.SLOW_NODE),
 )
 """What a run executes or believes when it is resumed."""
 FOLDERS = (

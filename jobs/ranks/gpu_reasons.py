@@ -3,7 +3,7 @@
 The samples of all nodes are in the run folder (`jobs.ranks.telemetry`). Standard library only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from bench.contract import run_files, telemetry
 from bench.contract.telemetry import Sample
 
 HARMLESS = ("idle", "clocks setting")
-"""Reasons for a reduced clock that other GPUs have too, or that a user has set."""
+"""Reasons for a reduced clock that do not make a GPU slower than the others, or that a user has set."""
 LOW_CLOCK, LOW_POWER, HOTTER_C = 0.97, 0.85, 10.0
 """Shares of the other GPUs' median clock and power, and degrees above their median temperature, that are reported."""
 
@@ -31,15 +31,22 @@ def find(folder: Path, trial: int, node: str, local_ranks: Sequence[int]) -> tup
             for place, (_, samples) in enumerate(sorted(by_gpu.items())):  # ranks use the GPUs of a node in order
                 (own if path == own_file and place in local_ranks else others).append(samples)
     usual = [_usual(others, value) for _, _, value, _ in _COMPARED]
-    return tuple(dict.fromkeys(reason for samples in own for reason in _of_gpu(samples, usual)))
+    elsewhere = [name for samples in others for name in _throttled(samples)]
+    common = {name for name in elsewhere if 2 * elsewhere.count(name) > len(others)}
+    return tuple(dict.fromkeys(reason for samples in own for reason in _of_gpu(samples, usual, common)))
 
 
-def _of_gpu(samples: Sequence[Sample], usual_values: Sequence[float | None]) -> list[str]:
+def _throttled(samples: Sequence[Sample]) -> list[str]:
+    """Return the reasons for a reduced clock in at least half of the samples."""
+    active = [name for sample in samples for name in sample.throttle or () if name not in HARMLESS]
+    return [name for name in dict.fromkeys(active) if 2 * active.count(name) >= len(samples)]
+
+
+def _of_gpu(samples: Sequence[Sample], usual_values: Sequence[float | None], common: Set[str]) -> list[str]:
+    """Return what a GPU shows; common: the reasons for a reduced clock that most others have too."""
     gpu = f"GPU {samples[0].gpu}"
     reasons = []
-    active = [name for sample in samples for name in sample.throttle or () if name not in HARMLESS]
-    often = [name for name in dict.fromkeys(active) if 2 * active.count(name) >= len(samples)]
-    if often:
+    if often := [name for name in _throttled(samples) if name not in common]:
         reasons.append(f"{gpu} throttled: {', '.join(often)}")
     for (text, unit, value, is_reported), usual in zip(_COMPARED, usual_values, strict=True):
         own = _middle(samples, value)

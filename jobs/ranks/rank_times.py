@@ -11,7 +11,8 @@ two times of the host's clock. Marks are read at log lines only, when the device
 each rank starts to gather the medians of its last steps, without waiting for them: rank 0 reads them at the next log
 line. So no step gets another synchronization.
 
-The time of the log line itself is in no step. `jobs.ranks.slow_ranks` decides which ranks are slow.
+The time of the log line itself is in no step. `jobs.ranks.slow_ranks` decides which ranks are slow, and
+`jobs.ranks.replacement` whether the node of a slow rank is replaced. All ranks get to know this with the next medians.
 """
 
 import math
@@ -20,13 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from bench.contract import mllog
 from bench.contract.plan import Plan
+from bench.errors import BenchError
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank, node_name
-from jobs.ranks.slow_ranks import Place, SlowRanks, Window, noise_of_median
+from jobs.ranks.replacement import Replacement
+from jobs.ranks.slow_ranks import Place, Slow, SlowRanks, Window, noise_of_median
 from jobs.ranks.timing import now, seconds
 
 if TYPE_CHECKING:
@@ -108,10 +111,19 @@ class _Step(NamedTuple):
 class RankTimes:
     """The measurement of one rank, from its first step to its last."""
 
-    def __init__(self, slow: SlowRanks | None = None, log: mllog.Writer | None = None) -> None:
-        """Only rank 0 logs. Without `slow`, nothing is measured."""
+    def __init__(
+        self,
+        slow: SlowRanks | None = None,
+        log: mllog.Writer | None = None,
+        replacement: Replacement | None = None,
+    ) -> None:
+        """Only rank 0 logs, and may replace a node. Without `slow`, nothing is measured."""
         self.is_on = slow is not None
-        self._slow, self._log = slow, log
+        self._slow, self._log, self._replacement = slow, log, replacement
+        self.to_replace: Slow | None = None
+        """On rank 0: the node that a spare node replaces."""
+        self.must_end = False
+        """On all ranks at the same step: whether this attempt must end, because a node is replaced."""
         self._window: list[_Step] = []
         self._evaluation: _Step | None = None
         """The last evaluation in this window."""
@@ -166,6 +178,22 @@ class RankTimes:
         if self._slow is not None and self._log is not None and (summary := self._slow.summary()) is not None:
             self._log.event(mllog.RANK_TIMES, summary)
 
+    def end_attempt(self) -> NoReturn:
+        """End this attempt because a node is replaced; all ranks call this together.
+
+        Raises:
+            BenchError: always; that of rank 0 names the node.
+        """
+        import torch
+
+        if self._replacement is not None and self.to_replace is not None:
+            error = self._replacement.requested(self.to_replace)
+        else:
+            what = "the attempt ends, because the node of a slow rank is replaced"
+            error = BenchError(what, where="this rank", fix="nothing: rank 0 names the node", rule="RUN-26")
+        torch.distributed.barrier()  # the batch script learns the node before any rank has ended
+        raise error
+
     def _gather(self) -> None:
         """Start to gather the medians of this rank's window."""
         import torch
@@ -183,8 +211,9 @@ class RankTimes:
             elapsed_s=perf_counter() - self._since_s,
         )
         self._window, self._evaluation, self._host_wait_s = [], None, waited_s
-        own = torch.tensor(window, dtype=torch.float64, device=process_group.device())
-        everyone = torch.empty(torch.distributed.get_world_size() * len(window), dtype=torch.float64, device=own.device)
+        sent = [*window, float(self.to_replace is not None)]
+        own = torch.tensor(sent, dtype=torch.float64, device=process_group.device())
+        everyone = torch.empty(torch.distributed.get_world_size() * len(sent), dtype=torch.float64, device=own.device)
         # torch 2.13 has given it another name.
         gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
         work = gather(everyone, own, async_op=True)
@@ -200,14 +229,18 @@ class RankTimes:
         work, _, everyone = self._gathering
         self._gathering = None
         work.wait()
-        rows = everyone.view(-1, len(Window._fields))
+        rows = everyone.view(-1, len(Window._fields) + 1)
+        self.must_end = bool(rows[0, -1])
         slowest_s = float(rows[:, Window._fields.index("step_s")].max())
         self._window_steps = max(WINDOW_STEPS, math.ceil(WINDOW_S / slowest_s))
         if self._slow is None or self._log is None:
             return
-        for slow in self._slow.add([Window(*row) for row in rows.tolist()]):
+        for slow in self._slow.add([Window(*row[:-1]) for row in rows.tolist()]):
             at = {} if step is None else {"step": step}
             self._log.event(mllog.SLOW_RANKS, list(slow.ranks), **slow.about(), **at)
+        candidate = self._slow.to_replace()
+        if candidate is not None and self._replacement is not None and step is not None and self.to_replace is None:
+            self.to_replace = candidate if self._replacement.is_worth(candidate, step) else None
 
 
 def of_trial(plan: Plan, who: Rank, log: mllog.Writer, folder: Path, trial: int) -> RankTimes:
@@ -221,7 +254,9 @@ def of_trial(plan: Plan, who: Rank, log: mllog.Writer, folder: Path, trial: int)
     stage_size = who.world_size // plan.world.pp
     stages = [rank // stage_size for rank in range(who.world_size)]
     slow = SlowRanks(places, stages, folder, trial)
-    return RankTimes(slow, log if who.rank == 0 else None)
+    if who.rank != 0:
+        return RankTimes(slow)
+    return RankTimes(slow, log, Replacement.of_trial(plan, folder))
 
 
 def waited_for_cpu_s() -> float:

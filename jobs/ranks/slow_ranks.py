@@ -69,6 +69,8 @@ class Slow:
     """What it has cost so far, in percent of the run: the steps would have been shorter by this without it."""
     reasons: tuple[str, ...]
     """What telemetry shows about its GPUs."""
+    excess_s: float = 0.0
+    """How much longer its slowest rank takes for a step than the slowest rank of the other nodes."""
 
     def about(self) -> dict[str, Any]:
         """Return the metadata of its log record."""
@@ -105,6 +107,9 @@ class SlowRanks:
     """By node."""
     _reported: dict[tuple[str, str], Slow] = field(default_factory=dict)
     """By node and cause, as last found."""
+    _blamed: Slow | None = None
+    _blamed_for: int = 0
+    """Windows one after another in which the same node was blamed."""
 
     def add(self, windows: Sequence[Window]) -> list[Slow]:
         """Add a window of each rank; return what has become slow with it."""
@@ -117,10 +122,24 @@ class SlowRanks:
         self._slow_in.append(self._slow_ranks(windows))
         self._count_losses(windows, self._slow_in[-1])
         persistent = set.intersection(*self._slow_in) if len(self._slow_in) == PERSISTENT else set[int]()
-        slow_now = [*self._by_node(persistent, "own_s", self._recent), *self._in_evaluations()]
+        in_steps = [*self._by_node(persistent, "own_s", self._recent)]
+        self._blame(in_steps)
+        slow_now = [*in_steps, *self._in_evaluations()]
         new = [slow for slow in slow_now if (slow.node, slow.cause) not in self._reported]
         self._reported |= {(slow.node, slow.cause): slow for slow in slow_now}
         return new
+
+    def to_replace(self) -> Slow | None:
+        """Return the one node whose slow computation has been found in PERSISTENT windows after the first finding."""
+        return self._blamed if self._blamed_for > PERSISTENT else None
+
+    def _blame(self, slow_now: Sequence[Slow]) -> None:
+        """Note which node computes slowly: if several do, as in a replica that spans nodes, telemetry must show it."""
+        computing = [slow for slow in slow_now if slow.cause == COMPUTATION]
+        candidates = computing if len(computing) < 2 else [slow for slow in computing if slow.reasons]
+        blamed = candidates[0] if len(candidates) == 1 else None
+        is_same = blamed is not None and self._blamed is not None and blamed.node == self._blamed.node
+        self._blamed, self._blamed_for = blamed, self._blamed_for + 1 if is_same else int(blamed is not None)
 
     def summary(self) -> dict[str, Any] | None:
         """Return the log record of the whole run; None without a window."""
@@ -192,7 +211,9 @@ class SlowRanks:
         else:
             cause, percent = EVALUATION, 100 * excess_s * EVALUATIONS / self._elapsed_s
         reasons = self._reasons(node, tuple(ranks), cause) if cause in (COMPUTATION, EVALUATION) else ()
-        return Slow(node, tuple(ranks), cause, own_s, own_s - excess_s, percent, reasons)
+        elsewhere_s = [float(getattr(joined[r], name)) for r, place in enumerate(self.places) if place.node != node]
+        more_s = max(0.0, own_s - max(elsewhere_s, default=own_s))
+        return Slow(node, tuple(ranks), cause, own_s, own_s - excess_s, percent, reasons, more_s)
 
     def _reasons(self, node: str, ranks: tuple[int, ...], cause: str) -> tuple[str, ...]:
         """Return what telemetry shows; it reads a file of each node, so ranks that stay slow are looked up once."""

@@ -96,12 +96,15 @@ def verdict(
     """Return the error that names the cause of the stall. `ranks`: those that take part; None for all.
 
     `nodes` has the node of each rank, `stacks` names the files of the reports.
+
+    A rank that is outside of a collective keeps the others waiting, even if some of them do not respond: a rank whose
+    queue of kernels is full waits for its GPU in a call that may keep all its Python threads from running.
     """
     ranks = range(len(nodes)) if ranks is None else ranks
     silent = [rank for rank in ranks if rank not in reports]
     own = [nodes[rank] for rank in ranks]
     outside = [rank for rank, report in sorted(reports.items()) if not report.is_waiting]
-    if silent:
+    if silent and not outside:
         who, nodes_of = _places(silent, nodes), _names(nodes[rank] for rank in silent)
         blame = f"{who} did not respond and wrote no stack"
         fix = f"check {nodes_of}: either the process is stopped (state T in `ps`), or the node or its network is down; "
@@ -111,12 +114,15 @@ def verdict(
         others = len(reports) - len(outside)
         blame = f"{who} stopped at {at}" + (f"; {others} other rank{'s' * (others > 1)} waited" if others else "")
         fix = f"check this line of code, and the whole stack in {stacks}"
+        if silent:
+            blame += f"; {_places(silent, nodes)} did not respond and wrote no stack"
+            fix += f"; if the line is no cause, check {_names(nodes[rank] for rank in silent)}"
     else:
         who = f"the network between {_names(own)}" if len(set(own)) > 1 else f"a link or a GPU of {own[0]}"
         blame = f"every rank waited for data that did not arrive; likely cause: {who}; "
         blame += f"rank {min(reports)} at {_first(reports).at}"
         fix = f"check the links and switches of {_names(own)} (`ibstat`, `ip -s link`, `dmesg -T`), then start again"
-    what = f"{blame}; {_duration(_first(reports) if silent or not outside else reports[outside[0]])}"
+    what = f"{blame}; {_duration(reports[outside[0]] if outside else _first(reports))}"
     return BenchError(what, where=stacks, fix=fix, rule="RUN-17")
 
 

@@ -59,6 +59,9 @@ class Checkpoints:
         self._error: Exception | None = None
         self.done = 0
         """The step that was resumed from; 0 if the trial starts from scratch."""
+        self._newest = 0
+        self._took_s: float | None = None
+        """The last step that this attempt has saved, and how long writing it took; None before the first."""
 
     def resume(self) -> int:
         """Load the newest checkpoint that is not damaged, and return its step; 0 if there is none.
@@ -130,6 +133,14 @@ class Checkpoints:
         self._check()
         return step % self._every == 0 and step < self._plan.max_steps
 
+    def is_worth_saving(self, step: int, *, step_s: float) -> bool:
+        """Return whether saving after this step takes less time than repeating the steps since the last checkpoint.
+
+        step_s: the time of a step, on rank 0. Until a checkpoint has been written, saving counts as worth it.
+        """
+        goes_back = self._rank == 0 and self._took_s is not None and (step - self._newest) * step_s < self._took_s
+        return _sum(goes_back) == 0
+
     def save(self, step: int) -> None:
         """Copy the state after a step, and start writing it, after the checkpoint before is complete.
 
@@ -146,6 +157,7 @@ class Checkpoints:
         snapshot = self._engine.snapshot()
         num_waiting = _sum(not snapshot.is_copy)  # also a barrier: the folder now exists for all ranks
         self._has_written.clear()
+        self._newest = step
         self._thread = threading.Thread(target=self._write, args=(snapshot, part, step), daemon=True)
         self._thread.start()
         if num_waiting:
@@ -185,6 +197,7 @@ class Checkpoints:
 
     def _write(self, snapshot: Snapshot, part: Path, step: int) -> None:
         """Write this rank's state; rank 0 then waits for the other ranks, and renames the folder to its final name."""
+        since_s = time.perf_counter()
         try:
             snapshot.write(part)
             self._has_written.set()
@@ -198,6 +211,7 @@ class Checkpoints:
                 part.rename(whole)
                 for old in checkpoint.steps(self._folder)[NUM_KEPT:]:
                     _remove(self._folder / f"{STEP}{old}")
+            self._took_s = time.perf_counter() - since_s
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._error = error
         finally:

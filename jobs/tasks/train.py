@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bench.contract import checksums, codec, mllog, run_files
 from bench.contract import plan as plans
@@ -168,15 +168,18 @@ def train(loop: Loop, capture: nsys.Capture = nsys.NOTHING) -> None:
         if step % plan.config.training_recipe.log_every_steps == 0 or step == plan.max_steps:
             pace.log(step, loop.engine.mean_loss(loss_share))
             loop.times.exchange(step)
-        if not (is_saved or step in plan.evaluation.at_steps or step == plan.max_steps):
+        is_last, must_end = step == plan.max_steps, loop.times.must_end
+        if not (is_saved or step in plan.evaluation.at_steps or is_last or must_end):
             continue
         log.stop(mllog.BLOCK_STOP, **place(plan, step))
         if step in plan.evaluation.at_steps and reaches_target(loop, eval_rows, step):
             log.finish("success", **place(plan, step))
             break
+        if must_end and not is_last:
+            end_for_replacement(loop, step)
         if is_saved:
             save(loop, step)
-        if step < plan.max_steps:
+        if not is_last:
             log.start(mllog.BLOCK_START, **place(plan, step))
             pace.restart(step)
             loop.times.begin(pace.end)
@@ -235,6 +238,22 @@ def save(loop: Loop, step: int) -> None:
     loop.saving.save(step)
     loop.log.event(mllog.CHECKPOINT, time.perf_counter() - since_s, **place(loop.plan, step))
     loop.alive(TRAINING, step, None)
+
+
+def end_for_replacement(loop: Loop, step: int) -> NoReturn:
+    """End this attempt after a step, so that the next one uses a spare node; all ranks call this together.
+
+    The state is saved before, unless repeating the steps since the last checkpoint takes less time.
+
+    Raises:
+        BenchError: always; rank 0 names the slow node.
+    """
+    slow = loop.times.to_replace
+    assert loop.saving is not None, "else no node is replaced"
+    if loop.saving.is_worth_saving(step, step_s=slow.own_s if slow else 0.0):
+        save(loop, step)
+    loop.saving.finish()
+    loop.times.end_attempt()
 
 
 def log_evaluation(plan: TrainingPlan, loss: float, step: int, log: mllog.Writer) -> float:

@@ -244,3 +244,24 @@ def test_a_start_that_reaches_its_time_limit_without_progress_is_not_repeated(no
     assert (lead.returncode, member.returncode) == (1, 1), printed
     assert status is not None and (status.outcome, status.rule) == (Ending.failed, "SLU-07")
     assert "has finished nothing" in str(status.during)
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("spares", ["rig2", ""])
+def test_the_node_of_a_killed_rank_is_left_out_if_there_is_a_spare(nodes: Nodes, spares: str) -> None:
+    """The exit code asks the backend for the next attempt, which does not use the node."""
+    two = nodes(*LONG_RUN)
+    (two.lead / ".spares").write_text(f"{spares}\n")
+    lead, member = two.both("--restarts", "--job", "7")
+    two.trains()
+    (rank,) = (child for child in psutil.Process(member.pid).children() if "jobs.tasks.train" in child.cmdline())
+    rank.kill()
+    printed = outputs(lead, member)
+    assert (lead.returncode, member.returncode) == ((75, 75) if spares else (1, 1)), printed
+    if spares:
+        why = "RUN-02: a rank was killed on rig1"
+        assert f"{why}; the next attempt uses a spare node" in printed[0]
+        left_out = json.loads(text(two.lead / "left_out.json"))
+        assert {name: (entry["why"], entry["job"]) for name, entry in left_out.items()} == {"rig1": (why, "7")}
+    else:
+        assert not (two.lead / "left_out.json").exists()

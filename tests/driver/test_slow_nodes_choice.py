@@ -73,6 +73,7 @@ def test_a_slow_node_is_replaced_by_the_spare_and_the_ledger_says_why(run: Path)
 def test_unused_spares_are_not_used(run: Path) -> None:
     check(run, "dgx-0", "dgx-1", "dgx-2")
     assert choose(run, planned(), passed=True) == (Chosen.trials, "dgx-0,dgx-1")
+    assert (run / ".spares").read_text() == "dgx-2\n", "the ranks may ask for it"
 
 
 def test_a_second_slow_node_keeps_the_check_that_found_the_first(run: Path) -> None:
@@ -88,9 +89,31 @@ def test_a_lost_node_is_replaced_once_and_never_used_again_in_its_job(run: Path)
     check(run, "dgx-0", "dgx-1", "dgx-2")
     lose = partial(slow_nodes.use_spare, run, planned(), why="SLU-09: no answer")
     assert lose(job="5", lost=["dgx-0"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-1,dgx-2\n"
+    assert (run / ".spares").read_text() == "\n", "no rank may ask for another one"
     assert lose(job="5", lost=["dgx-1"]) is Chosen.failed
     assert slow_nodes.left_out(run, "5") == dict.fromkeys(("dgx-0", "dgx-1"), "SLU-09: no answer")
     assert lose(job="6", lost=["dgx-2"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-0,dgx-1\n"
+
+
+def test_without_srun_a_node_is_left_out_if_a_spare_is_left(run: Path) -> None:
+    """Of the job only; the rank that names a slow node is right about it also if another rank was killed meanwhile."""
+    leave_out = partial(slow_nodes.leave_out, run, job="5", is_check=False)
+    (run / ".slow_node").write_text("dgx-1\nRUN-26: rank 1 on dgx-1 stayed slow\n")
+    assert leave_out(killed_on="dgx-0") is None, "no backend has named a spare"
+    (run / ".spares").write_text("dgx-2\n")
+    assert leave_out(killed_on="dgx-0") == "RUN-26: rank 1 on dgx-1 stayed slow"
+    assert list(slow_nodes.left_out(run, "5")) == ["dgx-1"] and not slow_nodes.left_out(run, "6")
+    (run / ".slow_node").unlink()
+    assert leave_out(killed_on="dgx-0") == "RUN-02: a rank was killed on dgx-0"
+    assert leave_out(killed_on=None) is None, "a rank that failed by itself"
+
+
+def test_without_srun_a_failed_node_check_leaves_out_the_slow_node(run: Path) -> None:
+    (run / ".spares").write_text("dgx-2\n")
+    check(run, "dgx-0", "dgx-1", slow="dgx-1")
+    why = slow_nodes.leave_out(run, job="5", is_check=True, killed_on=None)
+    assert why is not None and why.startswith("NCC-04: all ranks together reach 20 GB/s")
+    assert (run / "health_before_1.json").exists() and list(slow_nodes.left_out(run, "5")) == ["dgx-1"]
 
 
 def test_with_too_few_nodes_the_job_starts_again_without_the_slow_one(run: Path) -> None:
@@ -113,6 +136,8 @@ def test_a_check_that_names_no_node_ends_the_job(run: Path) -> None:
         (("cluster.health.busbw_gbs=null",), "only if the node check runs and the all-reduce has a floor"),
         (("launch.array=true",), "the tasks of a job array share a run folder"),
         (("cluster.spare_nodes=-1",), "must be 0 to 64"),
+        (("cluster=ray_test", "cluster.spare_nodes=0"), "on Ray, slow nodes are replaced by spare nodes"),
+        (("cluster=kubernetes_test",), "only on Slurm and Ray, but the backend is kubernetes"),
     ],
 )
 def test_settings_without_an_effect_are_refused(words: tuple[str, ...], what: str) -> None:

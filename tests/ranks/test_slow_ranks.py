@@ -1,5 +1,6 @@
 """Which ranks are slow, why, and what they cost: decided from windows with normally distributed noise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,60 @@ def test_telemetry_gives_the_reason(tmp_path: Path) -> None:
     assert not ranks.window({6: 0.2})
     summary = ranks.slow.summary()
     assert summary is not None and summary["slow"][0]["reasons"] == list(slow.reasons)
+
+
+@pytest.mark.parametrize(
+    ("slower", "part", "node"),
+    [
+        ({6: 0.15}, "", "dgx-1"),
+        ({6: 0.15, 7: 0.2}, "", "dgx-1"),
+        ({6: 0.15}, "loading_s", None),
+        ({6: 0.15}, "host_wait_s", None),
+        ({6: 0.15, 9: 0.15}, "", None),
+        ({}, "", None),
+    ],
+)
+def test_only_one_node_that_computes_slowly_is_replaced(slower: dict[int, float], part: str, node: str | None) -> None:
+    """Not two nodes: a slow rank also delays the ranks of its replica on other nodes."""
+    ranks, replaced = Ranks(seed=11), []
+    for _ in range(2 * PERSISTENT):
+        ranks.window(slower, part, evaluation={12: 0.5})
+        replaced.append(ranks.slow.to_replace())
+    *before, last = [None if slow is None else slow.node for slow in replaced]
+    assert not any(before), "the finding holds for five more windows first"
+    assert last == node
+    if (slow := replaced[-1]) is not None:
+        assert slow.excess_s == pytest.approx((max(slower.values()) * STEP_S), rel=0.2)
+
+
+def test_a_rank_that_recovers_is_not_replaced() -> None:
+    ranks = Ranks(seed=12)
+    for number in range(4 * PERSISTENT):
+        ranks.window({} if number == 2 * PERSISTENT - 2 else {6: 0.3} if number < 2 * PERSISTENT else {})
+        assert ranks.slow.to_replace() is None
+
+
+def test_of_two_slow_nodes_the_one_with_a_reason_in_telemetry_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / run_files.RANK_LOGS).mkdir()
+    for node in dict.fromkeys(place.node for place in PLACES):
+        samples = [_sample(gpu, is_bad=node == "dgx-1" and gpu == 2) for _ in range(9) for gpu in range(4)]
+        (tmp_path / run_files.telemetry(0, node)).write_text(telemetry.header() + telemetry.lines(samples))
+    ranks = Ranks(seed=13, folder=tmp_path)
+    for _ in range(2 * PERSISTENT):
+        ranks.window({6: 0.2, 10: 0.2})
+    slow = ranks.slow.to_replace()
+    assert slow is not None and slow.node == "dgx-1"
+
+
+def test_a_reason_that_most_gpus_have_is_none(tmp_path: Path) -> None:
+    """Two H200s at their power cap: the delayed one was not slow because of the cap."""
+    (tmp_path / run_files.RANK_LOGS).mkdir()
+    for node in dict.fromkeys(place.node for place in PLACES):
+        samples = [replace(_sample(gpu, is_bad=False), throttle=("software power cap",)) for gpu in range(4)]
+        (tmp_path / run_files.telemetry(0, node)).write_text(telemetry.header() + telemetry.lines(samples))
+    ranks = Ranks(seed=14, folder=tmp_path)
+    [slow] = [slow for _ in range(PERSISTENT) for slow in ranks.window({6: 0.2})]
+    assert slow.reasons == ()
 
 
 def _sample(gpu: int, *, is_bad: bool) -> Sample:

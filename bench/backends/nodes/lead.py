@@ -21,7 +21,7 @@ from bench.backends.nodes.member import node_name
 from bench.backends.nodes.processes import GRACE_S, Ranks
 from bench.contract import groups, plan_paths, run_files
 from bench.contract.plan import Command, Plan
-from bench.errors import BenchError, ConfigError, SubmitError
+from bench.errors import BenchError, ConfigError, SubmitError, exit_code_of
 
 
 @contextmanager
@@ -373,6 +373,10 @@ class Running:
     def exit_code(self) -> int:
         """The exit code of the command: the highest exit code of all ranks, as srun returns it."""
         return TIME_IS_UP if self._is_late else max(self._needed_codes().values(), default=0)
+
+    def killed(self) -> list[int]:
+        """Return the ranks that got SIGKILL before this process stopped any: from a user, or from the OOM killer."""
+        return [rank for rank, code in sorted(self._needed_codes().items()) if code == exit_code_of(-signal.SIGKILL)]
 
     def check(self) -> None:
         """Raise the error of a failed command: a lost node, the signal that killed a rank, or a rank's own error.

@@ -12,7 +12,7 @@ from bench import masked_json, masking
 from bench.backends.protocol import Job
 from bench.backends.ray import checks, client, manifest, placement_group, request
 from bench.contract import atomic_files, plan_kinds, run_files
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, nodes_of_job
 from bench.contract.run_files import JOB, PLAN, RAY_JOB, SUBMISSION
 from bench.contract.schema import BackendName
 from bench.errors import BenchError, ConfigError, SubmitError
@@ -231,7 +231,7 @@ class RayBackend:
     def shares_nodes(self, plans: Sequence[Plan]) -> bool:
         first = plans[0]
         return all(
-            (placement_group.bundle(p), p.world.num_nodes) == (placement_group.bundle(first), first.world.num_nodes)
+            (placement_group.bundle(p), nodes_of_job(p)) == (placement_group.bundle(first), nodes_of_job(first))
             for p in plans
         )
 

@@ -11,7 +11,7 @@ from bench import masking as known_secrets
 from bench.backends.kubernetes import checks
 from bench.backends.ray import client, manifest, placement_group, request
 from bench.contract.cluster import Ray
-from bench.contract.plan import Plan
+from bench.contract.plan import Plan, nodes_of_job
 from bench.contract.schema import Runtime
 from bench.errors import BenchError
 from bench.planning.avoided_nodes import too_few
@@ -106,17 +106,16 @@ def nodes(subject: Subject) -> Iterator[Finding | str]:
     ]
     alive = [node["resources_total"] for node in used if node["state"] == "ALIVE"]
     large, size = placement_group.num_large(alive, required), placement_group.shown(required)
+    needed = nodes_of_job(plan)
     yield f"{len(alive)} nodes, {large} of them with {size}"
     if avoided := plan.config.cluster.avoided:
         yield f"left out: {', '.join(avoided)}"
-        if large < plan.world.num_nodes:
-            error = too_few(large, plan.world.num_nodes, avoided, where="cluster.num_nodes")
+        if large < needed:
+            error = too_few(large, needed, avoided, where="cluster.num_nodes")
             yield broken("RAY-03", error.what, error.where, fix=error.fix)
             return
-    if large < plan.world.num_nodes:
-        what = (
-            f"only {large} of {len(alive)} Ray nodes have {size}, but the run needs {plan.world.num_nodes} such nodes"
-        )
+    if large < needed:
+        what = f"only {large} of {len(alive)} Ray nodes have {size}, but the run needs {needed} such nodes"
         fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds "
         yield broken("RAY-03", what, request.address(plan), fix=f"{fix}nodes on demand, set launch.force=true")
 

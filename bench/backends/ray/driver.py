@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +27,16 @@ from bench.backends.ray import placement_group as groups
 from bench.backends.ray.placement_group import Ended, Group, LostError, lost_error
 from bench.contract import atomic_files, plan_kinds, regular_files
 from bench.contract.plan import Plan
-from bench.contract.run_files import CANCELLED, JOB, NODE_VARIABLE, PLAN, RAY_OUTPUT, STATUS
+from bench.contract.run_files import (
+    CANCELLED,
+    JOB,
+    LEFT_OUT,
+    NODE_VARIABLE,
+    PLAN,
+    RAY_OUTPUT,
+    SPARE_NODES,
+    STATUS,
+)
 from bench.errors import BenchError, Stopped, with_rule
 from bench.rules.registry import RULES
 
@@ -234,23 +243,63 @@ def _plan(job: DriverJob, run: Path) -> Plan:
 
 def _run(job: DriverJob, plan: Plan) -> int:
     """Run attempts until one ends without a lost node, and return the exit code of the run."""
+    num_lost = 0
     for number in range(plan.config.launch.attempts):
         is_last = number + 1 == plan.config.launch.attempts
         try:
             if job.group is None:
-                job.group = groups.reserve(plan, job.say, check=job.check)
-            job.say(f"job {job.id}, attempt {number}, on {', '.join(job.group.names)}")
-            code = run_attempt(job.group, _arguments(job, number, is_last=is_last), job)
+                job.group = groups.reserve(_still_needed(job, plan, num_lost), job.say, check=job.check)
+            used, spare = _used(job, plan, job.group, is_last=is_last)
+            job.say(f"job {job.id}, attempt {number}, on {', '.join(used.names)}")
+            if spare:
+                job.say(f"spare: {', '.join(spare)}")
+            code = run_attempt(used, _arguments(job, number, is_last=is_last), job)
         except LostError as lost:
             job.say(f"{time.strftime('%F %T')} {lost}")
             if job.group is not None:
                 groups.release(job.group)
-            job.group, code = None, RESTART_EXIT_CODE
+            job.group, code, num_lost = None, RESTART_EXIT_CODE, num_lost + 1
             if is_last or lost.rule in FINAL:
                 return _close(job, plan, str(lost))
         if code != RESTART_EXIT_CODE:
             return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
     raise AssertionError("the runner of the last attempt requested another attempt")
+
+
+def _left_out(job: DriverJob) -> dict[str, str]:
+    """Return the nodes that attempts of this job have left out (`bench.driver.slow_nodes`), each with the reason."""
+    entries = atomic_files.read_object(job.run / LEFT_OUT)
+    return {
+        name: str(entry.get("why"))
+        for name, entry in entries.items()
+        if isinstance(entry, dict) and entry.get("job") == job.id
+    }
+
+
+def _still_needed(job: DriverJob, plan: Plan, num_lost: int) -> Plan:
+    """Return the plan without the nodes that were left out, and with one spare node less for each of them or lost."""
+    cluster, left_out = plan.config.cluster, _left_out(job)
+    spares = max(0, cluster.spare_nodes - len(left_out) - num_lost)
+    cluster = replace(cluster, avoided=cluster.avoided | left_out, spare_nodes=spares)
+    return replace(plan, config=replace(plan.config, cluster=cluster))
+
+
+def _used(job: DriverJob, plan: Plan, group: Group, *, is_last: bool) -> tuple[Group, list[str]]:
+    """Return the nodes of the next attempt, and the names of the spare ones, which the ranks then know.
+
+    Those that this job has left out are not used. The last attempt has no spare nodes: no further one could use them.
+
+    Raises:
+        LostError: too few nodes are left.
+    """
+    left_out = _left_out(job)
+    used, spare = group.without(left_out, plan.world.num_nodes)
+    if len(used.places) < plan.world.num_nodes:
+        raise LostError("RAY-03", f"too few nodes are left without {', '.join(left_out)}")
+    spare = [] if is_last else spare
+    if plan.config.cluster.spare_nodes and job.run.is_dir():
+        atomic_files.write_text(job.run / SPARE_NODES, ",".join(spare) + "\n")
+    return used, spare
 
 
 def _arguments(job: DriverJob, number: int, *, is_last: bool) -> list[str]:

@@ -98,7 +98,7 @@ def _entrypoint(plan: Plan, name: str) -> str:
 
 def _cluster(plan: Plan, name: str) -> Object:
     works = block(plan).head_works
-    count = plan.world.num_nodes - works
+    count = plans.nodes_of_job(plan) - works
     spec: Object = {"rayVersion": request.settings(plan).version, "headGroupSpec": _head(plan, name)}
     if count:
         group = {"groupName": WORKERS, "replicas": count, "minReplicas": count, "maxReplicas": count}

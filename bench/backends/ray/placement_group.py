@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -145,11 +145,20 @@ class Group:
     placement: Any
     actors: list[Any]
     places: list[Place]
+    reserved: tuple[Place, ...] = ()
+    """All reserved nodes, if these are only a part of them."""
+
+    def without(self, names: Iterable[str], num_nodes: int) -> "tuple[Group, list[str]]":
+        """Return the first nodes that have none of these names, and the names of the others, which are spare."""
+        left = [place for place, name in enumerate(self.names) if name not in set(names)]
+        used, spare = left[:num_nodes], left[num_nodes:]
+        actors, places = [self.actors[place] for place in used], [self.places[place] for place in used]
+        return replace(self, actors=actors, places=places, reserved=tuple(self.places)), [self.names[n] for n in spare]
 
     @property
     def names(self) -> list[str]:
         """Host names; nodes on the same host are distinguished by Ray's node ids."""
-        counts = Counter(place.host for place in self.places)
+        counts = Counter(place.host for place in self.reserved or self.places)
         return [p.host if counts[p.host] == 1 else f"{p.host}-{p.id[:6]}" for p in self.places]
 
 
@@ -162,7 +171,7 @@ def bundle(plan: Plan) -> dict[str, float]:
 
 
 def reserve(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]) -> Group:
-    """Wait until all nodes of a run are free and reserve them; `check` is called while waiting and may raise.
+    """Wait until all nodes of a run and its spare ones are free, and reserve them; `check` is called meanwhile.
 
     Raises:
         LostError: they are not free in time, or an actor does not start on one of them.
@@ -170,12 +179,12 @@ def reserve(plan: Plan, say: Callable[[str], None], *, check: Callable[[], None]
     import ray
     from ray.util.placement_group import placement_group
 
-    bundles = [bundle(plan)] * plan.world.num_nodes
+    bundles = [bundle(plan)] * plans.nodes_of_job(plan)
     selected = {} if (selector := _selector(plan)) is None else {"bundle_label_selector": [selector] * len(bundles)}
     placement = placement_group(bundles, strategy="STRICT_SPREAD", **selected)
     try:
         _wait(placement, plan, say, check)
-        actors = [_actor(placement, number, plan) for number in range(plan.world.num_nodes)]
+        actors = [_actor(placement, number, plan) for number in range(len(bundles))]
         calls, until_s = [actor.where.remote() for actor in actors], time.monotonic() + STARTS_S
         while ray.wait(calls, num_returns=len(calls), timeout=READY_POLL_S)[1] and time.monotonic() < until_s:
             check()
@@ -242,7 +251,7 @@ def _wait(placement: Any, plan: Plan, say: Callable[[str], None], check: Callabl
     while not placement.wait(READY_POLL_S):
         check()
         waited_s = time.monotonic() - started_s
-        nodes = f"{plan.world.num_nodes} nodes with {shown(bundle(plan))} each; {_cluster_size(plan)}"
+        nodes = f"{plans.nodes_of_job(plan)} nodes with {shown(bundle(plan))} each; {_cluster_size(plan)}"
         if waited_s > limit_s:
             raise LostError("RAY-03", f"the nodes were not free within {waited_s:.0f} s; the run needs {nodes}")
         if waited_s > REPORT_AFTER_S and not is_reported:

@@ -283,6 +283,7 @@ run_trial() { # NUMBER [TRY]: if the rendezvous port is in use, the trial is tri
   [[ -z ${drop_command[*]-} ]] || require "dropping caches" drop_caches "$1"
   [[ -z $end_reason ]] || stop_early
   before=$(size_of "$file")
+  rm -f -- "$slow_node_file"
   append_output "$file" run_plan_command "trial_$1" --label --time="$trial_min" || code=$?
   if ((code && try < port_tries)) && [[ -z $end_reason ]] && port_was_in_use "$file" "$before"; then
     echo "NCC-05: trial $1: the rendezvous port $port_in_use; trying another port"
@@ -303,12 +304,16 @@ run_trial() { # NUMBER [TRY]: if the rendezvous port is in use, the trial is tri
 
 fail_with() { return "$1"; }
 
-# With spare nodes: after a trial was cut short because a node failed or a rank was killed, choose other nodes.
+# With spare nodes: after a trial was cut short because a node failed, a rank was killed or a rank stays slow (then its
+# rank 0 has named the node), choose other nodes.
 use_spare() { # FILE SIZE: the output of the trial, and its size before the trial
   [[ -n $nodes_of_trial && -n $used_nodes && -d $run ]] || return 1
   lost_nodes=$(failed_nodes)
   lost_why="SLU-09: Slurm has marked $lost_nodes as down"
-  if [[ -z $lost_nodes ]]; then
+  if [[ -z $lost_nodes && -s $slow_node_file ]]; then
+    { read -r lost_nodes && read -r lost_why; } <"$slow_node_file" || return 1
+    [[ ,$used_nodes, == *",$lost_nodes,"* ]] || return 1
+  elif [[ -z $lost_nodes ]]; then
     lost_nodes=$(tail -c "+$(($2 + 1))" -- "$1" | sed -nE 's/^srun: error: ([[:alnum:]_.-]+): tasks? [0-9,-]+: (Out Of Memory|Killed)( .*)?$/\1/p' | head -n 1)
     lost_why="RUN-02: a rank was killed on $lost_nodes"
   fi

@@ -40,12 +40,13 @@ FILES = {
     "reserve": run_files.DISK_RESERVE,
     "interrupted": run_files.interrupted("*"),
     "used_nodes": run_files.USED_NODES,
+    "slow_node": run_files.SLOW_NODE,
     "rank_logs": run_files.RANK_LOGS,
     "output": run_files.output("*"),
     "caches": run_files.caches("*"),
     "job_output": run_files.JOB_OUTPUTS,
 }
-"""The files that the script itself writes into the run folder, by their shell variables without _file."""
+"""The files of the run folder that the script itself uses, by their shell variables without _file."""
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _BARE_FLAGS = {"mount-home": ("--no-container-mount-home", "0"), "writable": ("--container-writable", "1")}
 """Pyxis flags without an argument: the flag, and the value of its environment variable."""

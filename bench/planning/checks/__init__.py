@@ -179,12 +179,20 @@ def _check_spares(config: Config) -> None:
         )
     if not launch.replace_slow:
         return
-    if c.backend is not BackendName.slurm:
+    if c.backend not in (BackendName.slurm, BackendName.ray):
         raise ConfigError(
-            f"slow nodes are replaced on Slurm only, but the backend is {c.backend.name}",
+            f"slow nodes are replaced only on Slurm and Ray, but the backend is {c.backend.name}",
             where="launch.replace_slow",
             fix="set launch.replace_slow=false; cluster.avoid=auto leaves out the slow nodes of earlier runs",
         )
+    if c.backend is BackendName.ray:
+        if not c.spare_nodes:
+            raise ConfigError(
+                "on Ray, slow nodes are replaced by spare nodes, but the job has none",
+                where="cluster.spare_nodes",
+                fix="set cluster.spare_nodes=1, or launch.replace_slow=false",
+            )
+        return
     if c.health is None or not launch.health or c.health.busbw_gbs is None:
         raise ConfigError(
             "slow nodes are found only if the node check runs and the all-reduce has a floor",

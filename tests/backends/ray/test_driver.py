@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +19,14 @@ from bench.backends.ray import driver
 from bench.backends.ray.placement_group import Group, LostError, Place
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
-from bench.contract.run_files import PLAN, RAY_OUTPUT, STATUS
+from bench.contract.run_files import LEFT_OUT, PLAN, RAY_OUTPUT, STATUS
 from bench.driver import between_commands
 from bench.errors import SubmitError
 from bench.planning import compose
 
 WELL = 0
 LOST = LostError("RAY-04", "node 1 (rig1) is lost")
-Step = int | Exception | signal.Signals
+Step = int | Exception | signal.Signals | Callable[[Path], int]
 
 
 @dataclass
@@ -41,6 +41,10 @@ class Cluster:
     done: list[Any] = field(default_factory=list)
     closed: list[list[str]] = field(default_factory=list)
     """The arguments of the commands with which the driver itself closed a run."""
+    used: list[list[str]] = field(default_factory=list)
+    """The nodes of each attempt."""
+    avoided: list[dict[str, str]] = field(default_factory=list)
+    """The nodes that each reservation leaves out."""
     closes: bool = False
     """Whether these commands are executed."""
 
@@ -50,15 +54,22 @@ class Cluster:
         if self.reserve_errors:
             raise self.reserve_errors.pop(0)
         check()
-        return Group(None, [], [Place("rig0", "", ""), Place("rig1", "", "")])
+        avoided = dict(plan.config.cluster.avoided)
+        free = [name for number in range(9) if (name := f"rig{number}") not in avoided]
+        names = free[: plans.nodes_of_job(plan)]
+        self.avoided.append(avoided)
+        return Group(None, [None] * len(names), [Place(name, "", "") for name in names])
 
     def release(self, group: Group) -> None:
-        assert group.names == ["rig0", "rig1"]
+        assert group.names[0] == "rig0"
         self.done.append("release")
 
     def attempt(self, group: Group, words: Sequence[str], job: driver.DriverJob) -> int:
         self.done.append(list(words))
+        self.used.append(group.names)
         end = self.ends.pop(0)
+        if callable(end):
+            end = end(job.run)
         if isinstance(end, signal.Signals):
             handler = signal.getsignal(end)
             assert callable(handler)
@@ -116,9 +127,9 @@ def run(tmp_path: Path) -> Path:
     return folder(tmp_path / "a")
 
 
-def folder(path: Path) -> Path:
+def folder(path: Path, *words: str) -> Path:
     path.mkdir()
-    plan = compose.compose(["task=lora_tiny", "cluster=ray_test", "trials=2"])
+    plan = compose.compose(["task=lora_tiny", "cluster=ray_test", "trials=2", *words])
     (path / PLAN).write_text(plan_kinds.dumps(plan))
     return path
 
@@ -156,6 +167,27 @@ def test_after_a_lost_node_new_nodes_are_reserved_up_to_the_last_attempt(
     lost = "2026-11-23 16:00:00 RAY-04: node 1 (rig1) is lost\n"
     attempts = [f"job j, attempt {number}, on rig0, rig1\n" for number in range(3)]
     assert capsys.readouterr().out.startswith(f"{attempts[0]}{lost}{attempts[1]}{attempts[2]}{lost}")
+
+
+def test_a_spare_node_replaces_the_one_that_an_attempt_has_left_out(cluster: Cluster, tmp_path: Path) -> None:
+    """Without a new reservation; if a node is lost later, one spare node less is reserved."""
+    run = folder(tmp_path / "spare", "launch.replace_slow=true", "cluster.spare_nodes=1", "launch.attempts=4")
+    seen = list[str]()
+
+    def slow(run: Path) -> int:
+        seen.append((run / ".spares").read_text())
+        entries = {"rig1": {"why": "RUN-26: slow", "job": "j"}, "rig0": {"why": "RUN-26: slow", "job": "other"}}
+        (run / LEFT_OUT).write_text(json.dumps(entries))
+        return RESTART_EXIT_CODE
+
+    def ends(run: Path) -> int:
+        seen.append((run / ".spares").read_text())
+        return WELL
+
+    cluster.ends = [slow, LOST, ends]
+    assert cluster.runs("--job", "j", run) == 0
+    assert cluster.used == [["rig0", "rig1"], ["rig0", "rig2"], ["rig0", "rig2"]]
+    assert cluster.avoided == [{}, {"rig1": "RUN-26: slow"}] and seen == ["rig2\n", "\n"]
 
 
 @pytest.mark.parametrize("rule", driver.FINAL)

@@ -76,6 +76,22 @@ def test_a_killed_driver_ends_the_ranks_and_resume_continues_the_run(user: RayUs
 
 
 @pytest.mark.faults
+def test_the_node_of_a_killed_rank_is_replaced_by_the_spare_node(user: RayUser) -> None:
+    """In the same job, from the newest checkpoint; both nodes stay reserved."""
+    spare = ("cluster.num_nodes=1", "cluster.spare_nodes=1", "launch.replace_slow=true")
+    run = user.launch("task.training.max_steps=200", "task.training.checkpoint_every_steps=20", *spare)
+    until(lambda: any(run.folder.glob("checkpoints/trial_0/step_*[0-9]")), 240, run.output)
+    for pid in run.processes("jobs.tasks.train"):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: run.status.get("outcome") == "valid", 240, run.output)
+    first, second = run.ledger[0]["attempts"]
+    why = f"RUN-02: a rank was killed on {first['nodes']}"
+    assert first["cause"] == f"{why}; the next attempt uses a spare node"
+    assert second["left_out"] == {first["nodes"]: why} and second["checkpoint"] >= 20
+    assert first["job"] == second["job"] and first["nodes"] != second["nodes"]
+
+
+@pytest.mark.faults
 def test_a_killed_rank_ends_the_run_with_its_cause(user: RayUser) -> None:
     """The run's final status is written on a node, with the code that the job has uploaded."""
     run = user.launch(LONG_RUN)

@@ -71,6 +71,27 @@ if node in ends:
 """
 
 
+SLOW_STEPS = """
+import builtins, os, sys, time
+
+imports = builtins.__import__
+
+
+def importing(name, *arguments, **options):
+    module = imports(name, *arguments, **options)
+    loop = sys.modules.get("jobs.engines.megatron.loop")
+    if builtins.__import__ is importing and hasattr(loop, "_forward_step"):
+        builtins.__import__ = imports
+        step = loop.train_step
+        loop.train_step = lambda *words, **more: (time.sleep(0.5), step(*words, **more))[1]
+    return module
+
+
+if os.environ.get("SLURMD_NODENAME") == "dgx-1":
+    builtins.__import__ = importing
+"""
+
+
 @pytest.fixture(scope="module")
 def four_nodes() -> Iterator[Cluster]:
     if os.geteuid() != 0:
@@ -186,6 +207,32 @@ def test_a_trial_whose_rank_is_killed_continues_on_the_spare_in_the_same_job(use
     assert resumed["metadata"]["first_run_start_ms"] == began and resumed["metadata"]["lost_s"] > 0
     assert entry["minutes"] == pytest.approx((stopped - began) / 60_000)
     assert used_nodes(run) == {"dgx-0", "dgx-2", "dgx-3"}
+
+
+def test_a_rank_that_becomes_slow_while_training_is_replaced_by_the_spare(user: User, tmp_path: Path) -> None:
+    """Each step of dgx-1 takes half a second longer, until the ranks end the attempt and name the node."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow/sitecustomize.py").write_text(SLOW_STEPS)
+    words = (
+        f"+cluster.environment.PYTHONPATH='{tmp_path}/slow:{os.environ.get('PYTHONPATH', '')}'",
+        *("cluster.health.busbw_gbs=0.001", "cluster.spare_nodes=1", "task.training.max_steps=600"),
+        *("task.training.checkpoint_every_steps=1000", "recipe.eval_every_samples=7200"),
+    )
+    run = user.launch(*WORDS, *words)
+    user.end(run, "COMPLETED", timeout_s=900)
+    (entry,) = run.ledger
+    first, second = entry["attempts"]
+    assert (first["outcome"], second["outcome"], entry["outcome"]) == ("interrupted", "valid", "valid")
+    assert (first["nodes"], second["nodes"]) == ("dgx-0,dgx-1,dgx-2", "dgx-0,dgx-2,dgx-3")
+    assert first["job"] == second["job"] == run.job
+    why = "RUN-26: rank 1 on dgx-1 stayed slow ("
+    assert first["cause"].startswith(why) and second["left_out"]["dgx-1"].startswith(why)
+    (resumed,) = (record for record in logged(run / "result_0.txt") if record["key"] == "resumed")
+    assert resumed["value"] == second["checkpoint"] >= 100, "saved when the attempt ended: 1000 steps had no checkpoint"
+    assert resumed["metadata"]["replayed_samples"] == 0
+    (bad,) = answers.read(user.types("nodes", "--bad", "--json").stdout)
+    assert bad["node"] == "dgx-1"
+    assert user.why(run)["rule"] is None
 
 
 def used_nodes(run: Run) -> set[str]:
