@@ -17,7 +17,7 @@ from bench.contract.schema import Precision
 from tests.helpers import environment, tiny_llama
 
 SIZES = [(1, 128), (3, 1000), (1, 128), (1, 1024), (2, 1024), (3, 1000), (1, 8)]
-"""Shapes of the sums: of one program and of several, in turn."""
+"""Shapes of the sums: of one program and of several."""
 ROUNDS, SLOTS, VOCABULARY = 3, 3, 96
 SAMPLINGS = [Sampling(), Sampling(temperature=0.7)]
 

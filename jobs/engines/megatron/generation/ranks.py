@@ -67,7 +67,7 @@ class Ranks:
 
 
 def connect(plan: GenerationPlan, group: ProcessGroup, device: torch.device) -> Ranks:
-    """Return the ranks of a group, with peer memory if the plan wants it and the GPUs have it; all ranks call this."""
+    """Return the ranks of a group, with peer memory if the plan and the GPUs allow it; all ranks call this together."""
     settings = plan.config.task.generation
     assert settings is not None, "the plan is of kind generate"
     reasons = {
