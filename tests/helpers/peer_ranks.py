@@ -65,17 +65,16 @@ def of_files(folder: Path, rank: int, size: int) -> "object":
     """Return peer memory for processes on CPUs; this rank's part is empty before any rank continues."""
     from jobs.engines.megatron.generation import peer_kernels, peer_memory
 
-    def buffer(name: str, dtype: torch.dtype, most: int, empty: int) -> tuple[peer_memory.Buffer, list[Tensor]]:
+    def buffer(name: str, dtype: torch.dtype, most: int) -> tuple[peer_memory.Buffer, list[Tensor]]:
         num = 2 * size * most
         mapped = [torch.from_file(str(folder / f"{name}{i}"), shared=True, size=num, dtype=dtype) for i in range(size)]
-        mapped[rank].fill_(empty)
+        mapped[rank].fill_(peer_kernels.EMPTY[dtype])
         addresses = tuple(one.data_ptr() for one in mapped)
         return peer_memory.Buffer(addresses, torch.zeros(most, dtype=torch.int32), most), mapped
 
-    sums, mapped_sums = buffer("sums", torch.int16, 4096, peer_kernels.EMPTY_BF16)
-    best, mapped_best = buffer("best", torch.int64, 8, peer_kernels.EMPTY_BEST)
+    made = (buffer("sums", torch.int16, 4096), buffer("linears", torch.int16, 512), buffer("best", torch.int64, 8))
     torch.distributed.barrier()
-    return peer_memory.PeerMemory(rank, size, sums, best, (*mapped_sums, *mapped_best))
+    return peer_memory.PeerMemory(rank, size, *(one for one, _ in made), [x for _, mapped in made for x in mapped])
 
 
 def tokens(peers, sampling: Sampling, device: str) -> Tensor:

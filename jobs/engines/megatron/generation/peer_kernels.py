@@ -14,21 +14,61 @@ All ranks add in the order of the ranks, in FP32, and have the same sums to the 
 Source of the idea: NCCL's LL protocol and TensorRT-LLM's Lamport all-reduce, which detect values in the same way.
 """
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-EMPTY_BF16 = -(2**15)
-"""The bits of -0.0, which is sent as 0.0."""
-EMPTY_BEST = -1
-"""A score of these bits is not a number."""
-_EMPTY_BF16, _EMPTY_BEST = tl.constexpr(EMPTY_BF16), tl.constexpr(EMPTY_BEST)
+EMPTY = {torch.int16: -(2**15), torch.int64: -1}
+"""By the type of a buffer. Of BF16 numbers: the bits of -0.0, which is sent as 0.0. Of scores with their tokens: a
+score of these bits is not a number."""
+_EMPTY_BF16, _EMPTY_BEST = tl.constexpr(EMPTY[torch.int16]), tl.constexpr(EMPTY[torch.int64])
 
 
 @triton.jit
 def _pointer(address, like_ptr):
     """Return an address as a pointer of the type of `like_ptr`."""
     return tl.multiple_of(address.to(like_ptr.dtype), 16)
+
+
+@triton.jit
+def exchange(
+    own, at, inside, addresses, counts_ptr, program, like_ptr, RANK: tl.constexpr, RANKS: tl.constexpr,
+    MOST: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Return the sums over the ranks, in FP32, of the values of a program: BF16 numbers, whose bits are int16.
+
+    at: the places of the values in a part; `like_ptr` is any pointer to int16. A program always has the same places.
+    """
+    count = tl.load(counts_ptr + program)
+    half = (count & 1) * (RANKS * MOST)
+    own = tl.where(own == _EMPTY_BF16, 0, own).to(tl.int16)
+    for step in tl.static_range(1, RANKS):
+        there = _pointer(addresses[(RANK + step) % RANKS], like_ptr)
+        tl.store(there + half + RANK * MOST + at, own, inside)
+    here = _pointer(addresses[RANK], like_ptr) + half
+    num_missing = 1
+    while num_missing > 0:
+        is_missing = tl.zeros((VALUES,), tl.int32)
+        for rank in tl.static_range(RANKS):
+            if rank != RANK:
+                bits = tl.load(here + rank * MOST + at, inside, other=0, volatile=True)
+                is_missing |= (bits == _EMPTY_BF16).to(tl.int32)
+        num_missing = tl.max(is_missing, 0)
+    tl.debug_barrier()
+    total = tl.zeros((VALUES,), tl.float32)
+    for rank in tl.static_range(RANKS):
+        if rank == RANK:
+            bits = own
+        else:  # loaded again: the compiler may repeat a load of the loop for another layout, with an older result
+            bits = tl.load(here + rank * MOST + at, inside, other=0, cache_modifier=".cg")
+        total += (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    tl.debug_barrier()
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            tl.store(here + rank * MOST + at, tl.full((VALUES,), _EMPTY_BF16, tl.int16), inside)
+    tl.store(counts_ptr + program, count + 1)
+    return total
 
 
 @triton.jit
@@ -46,30 +86,9 @@ def sum_over_ranks(
     if OVERLAPPED:
         gdc_launch_dependents()
         gdc_wait()
-    count = tl.load(counts_ptr + program)
-    half = (count & 1) * (RANKS * MOST)
     own = tl.load(x_ptr + at, inside, other=0)
-    own = tl.where(own == _EMPTY_BF16, 0, own).to(tl.int16)
-    for step in tl.static_range(1, RANKS):
-        there = _pointer(addresses[(RANK + step) % RANKS], x_ptr)
-        tl.store(there + half + RANK * MOST + at, own, inside)
-    here = _pointer(addresses[RANK], x_ptr) + half
-    total, num_missing = tl.zeros((VALUES,), tl.float32), 1
-    while num_missing > 0:
-        total, is_missing = tl.zeros((VALUES,), tl.float32), tl.zeros((VALUES,), tl.int32)
-        for rank in tl.static_range(RANKS):
-            if rank == RANK:
-                bits = own
-            else:
-                bits = tl.load(here + rank * MOST + at, inside, other=0, volatile=True)
-                is_missing |= (bits == _EMPTY_BF16).to(tl.int32)
-            total += (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        num_missing = tl.max(is_missing, 0)
-    for rank in tl.static_range(RANKS):
-        if rank != RANK:
-            tl.store(here + rank * MOST + at, tl.full((VALUES,), _EMPTY_BF16, tl.int16), inside)
+    total = exchange(own, at, inside, addresses, counts_ptr, program, x_ptr, RANK, RANKS, MOST, VALUES)
     tl.store(x_ptr + at, total.to(tl.bfloat16).to(tl.int16, bitcast=True), inside)
-    tl.store(counts_ptr + program, count + 1)
 
 
 @triton.jit

@@ -17,13 +17,15 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from jobs.engines.megatron.generation import peer_kernels
-from jobs.engines.megatron.generation.one_row_kernels import launch_options
+from jobs.engines.megatron.generation.one_row_kernels import OTHER, launch_options
 
 T = TypeVar("T")
 VALUES = 1024
 """Values of a program: 16 bytes for each of 128 threads."""
 MOST_SENT_BYTES = 2**20
 """What a rank sends to all others in one sum, at most. It also limits the programs to 512, which fit on a GPU."""
+MOST_OUTPUTS = 512 * OTHER.outputs
+"""Outputs of a linear of one row that adds its outputs over the ranks, at most: of 512 programs."""
 MOST_SLOTS = 512
 """Slots whose tokens are chosen through this memory, at most: a program for each waits on the GPU."""
 _HALVES = 2
@@ -43,14 +45,15 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """The buffers for sums and for the best tokens; made by `share`."""
+    """The buffers for sums, for linears of one row and for the best tokens; made by `share`."""
 
     rank: int
     size: int
     sums: Buffer
+    linears: Buffer
     best: Buffer
     own: Sequence[Tensor] = ()
-    """This rank's memory of both."""
+    """This rank's memory of all buffers."""
 
     @property
     def most_bytes(self) -> int:
@@ -102,26 +105,26 @@ def _obstacle(device: torch.device, others: Sequence[int | None]) -> str:
 
 def _shared(group: ProcessGroup, device: torch.device) -> PeerMemory:
     """Return the memory of the group, all of it empty. `share` waits until every rank has emptied its own."""
-    rank, size = group.rank(), group.size()
-    sums, own_sums = _buffer(group, device, torch.int16, most_values(size), most_values(size) // VALUES)
-    own_sums.fill_(peer_kernels.EMPTY_BF16)
-    best, own_best = _buffer(group, device, torch.int64, MOST_SLOTS, MOST_SLOTS)
-    own_best.fill_(peer_kernels.EMPTY_BEST)
+    sums = _buffer(group, device, torch.int16, most_values(group.size()), VALUES)
+    linears = _buffer(group, device, torch.int16, MOST_OUTPUTS, OTHER.outputs)
+    best = _buffer(group, device, torch.int64, MOST_SLOTS, 1)
     torch.cuda.synchronize()
-    return PeerMemory(rank, size, sums, best, (own_sums, own_best))
+    buffers, own = zip(sums, linears, best, strict=True)
+    return PeerMemory(group.rank(), group.size(), *buffers, own)
 
 
 def _buffer(
-    group: ProcessGroup, device: torch.device, dtype: torch.dtype, most: int, num_programs: int
+    group: ProcessGroup, device: torch.device, dtype: torch.dtype, most: int, per_program: int
 ) -> tuple[Buffer, Tensor]:
-    """Return a buffer with parts of `most` values, and this rank's memory of it."""
+    """Return a buffer with parts of `most` values, and this rank's memory of it, which is empty."""
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     own = symmetric_memory.empty(_HALVES * group.size() * most, dtype=dtype, device=device)
+    own.fill_(peer_kernels.EMPTY[dtype])
     mapped = symmetric_memory.rendezvous(own, group)
     offset = own.data_ptr() - mapped.buffer_ptrs[group.rank()]  # the same on all ranks: they allocate alike
     addresses = tuple(begin + offset for begin in mapped.buffer_ptrs)
-    return Buffer(addresses, torch.zeros(num_programs, dtype=torch.int32, device=device), most), own
+    return Buffer(addresses, torch.zeros(most // per_program, dtype=torch.int32, device=device), most), own
 
 
 def _gathered(group: ProcessGroup, value: T) -> list[T]:

@@ -40,7 +40,7 @@ class Ranks:
         """Return which all-reduce is used, for the log; nothing without TP."""
         if isinstance(self.group, OneRank) or self.size == 1:
             return {}
-        backend = torch.distributed.get_backend(self.group)
+        backend = "nccl" if "nccl" in torch.distributed.get_backend(self.group) else "gloo"
         if self.peers is None:
             return {"all_reduce": backend, "no_peer_memory": self.no_peers}
         return {"all_reduce": "peer_memory", "all_reduce_bytes": self.peers.most_bytes, "all_reduce_above": backend}
