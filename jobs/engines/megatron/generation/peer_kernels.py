@@ -58,10 +58,8 @@ def exchange(
     tl.debug_barrier()
     total = tl.zeros((VALUES,), tl.float32)
     for rank in tl.static_range(RANKS):
-        if rank == RANK:
-            bits = own
-        else:  # loaded again: the compiler may repeat a load of the loop for another layout, with an older result
-            bits = tl.load(here + rank * MOST + at, inside, other=0, cache_modifier=".cg")
+        # Loaded again: the compiler may repeat a load of the loop for another layout, with an older result.
+        bits = own if rank == RANK else tl.load(here + rank * MOST + at, inside, other=0, cache_modifier=".cg")
         total += (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     tl.debug_barrier()
     for rank in tl.static_range(RANKS):

@@ -105,12 +105,14 @@ def _obstacle(device: torch.device, others: Sequence[int | None]) -> str:
 
 def _shared(group: ProcessGroup, device: torch.device) -> PeerMemory:
     """Return the memory of the group, all of it empty. `share` waits until every rank has emptied its own."""
-    sums = _buffer(group, device, torch.int16, most_values(group.size()), VALUES)
-    linears = _buffer(group, device, torch.int16, MOST_OUTPUTS, OTHER.outputs)
-    best = _buffer(group, device, torch.int64, MOST_SLOTS, 1)
+    made = (
+        _buffer(group, device, torch.int16, most_values(group.size()), VALUES),
+        _buffer(group, device, torch.int16, MOST_OUTPUTS, OTHER.outputs),
+        _buffer(group, device, torch.int64, MOST_SLOTS, 1),
+    )
     torch.cuda.synchronize()
-    buffers, own = zip(sums, linears, best, strict=True)
-    return PeerMemory(group.rank(), group.size(), *buffers, own)
+    sums, linears, best = (buffer for buffer, _ in made)
+    return PeerMemory(group.rank(), group.size(), sums, linears, best, [own for _, own in made])
 
 
 def _buffer(
