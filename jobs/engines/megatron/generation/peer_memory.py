@@ -89,7 +89,8 @@ def share(group: ProcessGroup, device: torch.device) -> tuple[PeerMemory | None,
     try:
         memory = _shared(group, device)
     except RuntimeError as error:
-        reason = f"torch cannot share memory: {str(error).splitlines()[0]:.200}"
+        first_line = str(error).partition("\n")[0]
+        reason = f"torch cannot share memory: {first_line:.200}"
     if reason := next(filter(None, _gathered(group, reason)), ""):
         return None, reason
     return memory, ""
