@@ -54,15 +54,7 @@ def variants() -> Iterator[Variant]:
         tile = one_row_kernels.NORMED
         constants = {"OUTPUTS": tile.outputs, "INPUTS": tile.inputs, "WIDTH": 4096, "OVERLAPPED": True}
         constants["STAGES"] = 1 if precision == "nf4" else tile.stages
-        constants |= {"RANK": 0, "RANKS": 1, "MOST": 0}
-        types |= {"addresses": None, "counts_ptr": None}
-        options = {"num_warps": tile.num_warps}
-        yield Variant(f"one row {precision}", one_row_kernels._linear, types, constants, options)
-        tile = one_row_kernels.OTHER
-        constants |= {"OUTPUTS": tile.outputs, "INPUTS": tile.inputs, "RANK": 1, "RANKS": 2, "MOST": 8192}
-        constants["STAGES"] = 1 if precision == "nf4" else tile.stages
-        types |= {"addresses": ("i64", "i64"), "counts_ptr": "*i32", "norm_ptr": None}
-        yield Variant(f"one row {precision}, summed", one_row_kernels._linear, types, constants, options)
+        yield Variant(f"one row {precision}", one_row_kernels._linear, types, constants, {"num_warps": tile.num_warps})
         x, low, x_scale = ("*fp8e4nv", "*fp8e4nv", "*fp32") if precision == "fp8" else ("*bf16", None, None)
         types = common | {"x_ptr": x, "low_ptr": low, "x_scale_ptr": x_scale, "sums_ptr": "*fp32", "done_ptr": "*i32"}
         types |= {"num_rows": "i32", "up_ptr": values, "up_scale_ptr": scale}

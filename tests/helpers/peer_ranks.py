@@ -72,7 +72,7 @@ def of_files(folder: Path, rank: int, size: int) -> "object":
         addresses = tuple(one.data_ptr() for one in mapped)
         return peer_memory.Buffer(addresses, torch.zeros(most, dtype=torch.int32), most), mapped
 
-    made = (buffer("sums", torch.int16, 4096), buffer("linears", torch.int16, 512), buffer("best", torch.int64, 8))
+    made = (buffer("sums", torch.int16, 4096), buffer("best", torch.int64, 8))
     torch.distributed.barrier()
     return peer_memory.PeerMemory(rank, size, *(one for one, _ in made), [x for _, mapped in made for x in mapped])
 

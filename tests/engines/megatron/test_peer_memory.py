@@ -66,7 +66,7 @@ class Pair:
 
 def buffers(most: int) -> peer_memory.PeerMemory:
     buffer = peer_memory.Buffer((0, 0), torch.zeros(1, dtype=torch.int32), most)
-    return peer_memory.PeerMemory(1, 2, buffer, buffer, buffer)
+    return peer_memory.PeerMemory(1, 2, buffer, buffer)
 
 
 def test_only_small_sums_in_bf16_use_peer_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,10 +135,10 @@ def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:
     for index, layer in enumerate(decoder.weights.layers):
         qkv_MO = ops.linear(x_MH, layer.qkv, norm=decoder.norm(layer.norm_H))
         residual_MH = x_MH if ranks.rank == 0 else None
-        x_MH = ops.summed(attended(index, qkv_MO), layer.proj, ranks, residual_MO=residual_MH)
+        x_MH = ranks.sum(ops.linear(attended(index, qkv_MO), layer.proj, residual_MO=residual_MH))
         hidden_MF = ops.gated(x_MH, layer.fc1, decoder.norm(layer.mlp_norm_H))
         residual_MH = x_MH if ranks.rank == 0 else None
-        x_MH = ops.summed(hidden_MF, layer.fc2, ranks, residual_MO=residual_MH)
+        x_MH = ranks.sum(ops.linear(hidden_MF, layer.fc2, residual_MO=residual_MH))
     return x_MH
 
 

@@ -1,7 +1,7 @@
 """`GenerationOps` on a GPU: few rows use Triton kernels, many rows (of prompts) use torch's GEMMs."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from jobs.engines.megatron.generation.few_rows_kernels import LOW, MOST_ROWS
 from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.generation.one_row_kernels import WeightOperands, gated_operands, plain_operands
 from jobs.engines.megatron.generation.ops import TorchOps
-from jobs.engines.megatron.generation.peer_memory import MOST_OUTPUTS, MOST_SLOTS
+from jobs.engines.megatron.generation.peer_memory import MOST_SLOTS
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.head_norms import HeadNorms
@@ -49,12 +49,6 @@ class GpuOps:
             return self.many_rows.linear(x_MI, weight, norm=norm, residual_MO=residual_MO)
         out_MO = x_MI.new_empty(len(x_MI), weight.shape[0])
         return _kernels(x_MI).multiply(x_MI, plain_operands(weight), norm=norm, residual=residual_MO, out=out_MO)
-
-    def summed(self, x_MI: Tensor, weight: Linear, ranks: Ranks, *, residual_MO: Tensor | None) -> Tensor:
-        if ranks.peers is None or len(x_MI) > 1 or weight.shape[0] > MOST_OUTPUTS:
-            return ranks.sum(self.linear(x_MI, weight, residual_MO=residual_MO))
-        options: Any = {"norm": None, "residual": residual_MO, "out": x_MI.new_empty(1, weight.shape[0])}
-        return one_row_kernels.multiply(x_MI, plain_operands(weight), peers=ranks.peers, **options)
 
     def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
         if len(x_MI) > MOST_ROWS:

@@ -2,14 +2,12 @@
 
 A program computes some outputs; products and FP32 sums stay in registers. RMSNorm needs no separate pass: the kernel
 sums norm_weight * x and the squares of x in the same loop, and multiplies by 1 / rms of x at the end. SwiGLU and the
-residual are applied to the sums in registers, and the sums over TP ranks are exchanged from there. Loop bounds are
-constants because Triton's interpreter needs them.
+residual are applied to the sums in registers. Loop bounds are constants because Triton's interpreter needs them.
 
 Shape letters: I and O input and output of a linear; in comments, of a tile.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,14 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from jobs.engines.megatron.generation.peer_kernels import exchange
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.trained.ops import NormWeights
 from jobs.engines.megatron.triton_target import HAS_PTX
 from jobs.weights.nf4 import BLOCK, nf4_levels
-
-if TYPE_CHECKING:
-    from jobs.engines.megatron.generation.peer_memory import PeerMemory
 
 _BLOCK = tl.constexpr(BLOCK)
 ONCE = tl.constexpr("evict_first")
@@ -69,18 +63,9 @@ def launch_options() -> dict[str, bool]:
 
 
 def multiply(
-    x: Tensor,
-    weights: WeightOperands,
-    *,
-    norm: NormWeights | None,
-    residual: Tensor | None,
-    out: Tensor,
-    peers: "PeerMemory | None" = None,
+    x: Tensor, weights: WeightOperands, *, norm: NormWeights | None, residual: Tensor | None, out: Tensor
 ) -> Tensor:
-    """Fill `out` [1, O] with the products of x [1, I], and return it.
-
-    peers: the memory of all TP ranks, if `out` is to be the sum over the ranks. A linear without norm and gates has it.
-    """
+    """Fill `out` [1, O] with the products of x [1, I], and return it."""
     num_outputs, is_gated = out.shape[1], weights[2] is not None
     tile = NORMED if norm and not is_gated else OTHER
     outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
@@ -89,10 +74,7 @@ def multiply(
     options |= {"num_warps": tile.num_warps} | launch_options()
     norm_weight, eps = (norm.weight_H, norm.eps) if norm else (None, 0.0)
     tensors = (x, norm_weight, *weights, nf4_levels(x.device), residual, out)
-    shared = (peers.linears.addresses, peers.linears.counts) if peers else (None, None)
-    rank, num_ranks, most = (peers.rank, peers.size, peers.linears.most) if peers else (0, 1, 0)
-    options |= {"RANK": rank, "RANKS": num_ranks, "MOST": most}
-    _linear[(triton.cdiv(num_outputs, outputs),)](*tensors, *shared, num_outputs, eps, **options)
+    _linear[(triton.cdiv(num_outputs, outputs),)](*tensors, num_outputs, eps, **options)
     return out
 
 
@@ -129,9 +111,8 @@ def _sum(products, values_ptr, scale_ptr, output, num_outputs):
 
 @triton.jit
 def _linear(
-    x_ptr, norm_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, residual_ptr, out_ptr, addresses,
-    counts_ptr, num_outputs, eps, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
-    WIDTH: tl.constexpr, OVERLAPPED: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr,
+    x_ptr, norm_ptr, values_ptr, scale_ptr, up_ptr, up_scale_ptr, levels_ptr, residual_ptr, out_ptr, num_outputs, eps,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, WIDTH: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     products, squares = tl.zeros((OUTPUTS, INPUTS), tl.float32), tl.zeros((1, INPUTS), tl.float32)
@@ -158,8 +139,4 @@ def _linear(
     inside = output < num_outputs
     if residual_ptr is not None:
         y += tl.load(residual_ptr + output, inside, other=0.0).to(tl.float32)
-    if RANKS > 1:
-        bits, like_ptr = y.to(tl.bfloat16).to(tl.int16, bitcast=True), out_ptr.to(tl.pointer_type(tl.int16))
-        program = tl.program_id(0)
-        y = exchange(bits, output, inside, addresses, counts_ptr, program, like_ptr, RANK, RANKS, MOST, OUTPUTS)
     tl.store(out_ptr + output, y, inside)

@@ -37,9 +37,6 @@ class GenerationOps(Protocol):
     ) -> Tensor:
         """Return residual + weight norm(x) [M, O]; without a norm: residual + weight x."""
 
-    def summed(self, x_MI: Tensor, weight: Linear, ranks: Ranks, *, residual_MO: Tensor | None) -> Tensor:
-        """Return the sum over the TP ranks of residual + weight x [M, O]."""
-
     def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
         """Return weight norm(x) [M, O] in FP32."""
 
@@ -83,9 +80,6 @@ class TorchOps:
     ) -> Tensor:
         y_MO = weight.product(self._normed(x_MI, norm))
         return y_MO if residual_MO is None else y_MO.add_(residual_MO)
-
-    def summed(self, x_MI: Tensor, weight: Linear, ranks: Ranks, *, residual_MO: Tensor | None) -> Tensor:
-        return ranks.sum(self.linear(x_MI, weight, residual_MO=residual_MO))
 
     def logits(self, x_MI: Tensor, weight: Linear, norm: NormWeights) -> Tensor:
         return self.linear(x_MI, weight, norm=norm).float()

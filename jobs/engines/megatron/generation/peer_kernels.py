@@ -32,21 +32,28 @@ def _pointer(address, like_ptr):
 
 
 @triton.jit
-def exchange(
-    own, at, inside, addresses, counts_ptr, program, like_ptr, RANK: tl.constexpr, RANKS: tl.constexpr,
-    MOST: tl.constexpr, VALUES: tl.constexpr,
+def sum_over_ranks(
+    x_ptr, addresses, counts_ptr, num_values, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr,
+    VALUES: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums over the ranks, in FP32, of the values of a program: BF16 numbers, whose bits are int16.
+    """Replace the BF16 numbers x, whose bits are int16, by their sums over the ranks.
 
-    at: the places of the values in a part; `like_ptr` is any pointer to int16. A program always has the same places.
+    addresses: of the buffer in each rank's memory; MOST: values of a rank's part of a half.
     """
+    program = tl.program_id(0)
+    at = program * VALUES + tl.arange(0, VALUES)
+    inside = at < num_values
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
     count = tl.load(counts_ptr + program)
     half = (count & 1) * (RANKS * MOST)
+    own = tl.load(x_ptr + at, inside, other=0)
     own = tl.where(own == _EMPTY_BF16, 0, own).to(tl.int16)
     for step in tl.static_range(1, RANKS):
-        there = _pointer(addresses[(RANK + step) % RANKS], like_ptr)
+        there = _pointer(addresses[(RANK + step) % RANKS], x_ptr)
         tl.store(there + half + RANK * MOST + at, own, inside)
-    here = _pointer(addresses[RANK], like_ptr) + half
+    here = _pointer(addresses[RANK], x_ptr) + half
     num_missing = 1
     while num_missing > 0:
         is_missing = tl.zeros((VALUES,), tl.int32)
@@ -65,28 +72,8 @@ def exchange(
     for rank in tl.static_range(RANKS):
         if rank != RANK:
             tl.store(here + rank * MOST + at, tl.full((VALUES,), _EMPTY_BF16, tl.int16), inside)
-    tl.store(counts_ptr + program, count + 1)
-    return total
-
-
-@triton.jit
-def sum_over_ranks(
-    x_ptr, addresses, counts_ptr, num_values, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr,
-    VALUES: tl.constexpr, OVERLAPPED: tl.constexpr,
-):  # fmt: skip
-    """Replace the BF16 numbers x, whose bits are int16, by their sums over the ranks.
-
-    addresses: of the buffer in each rank's memory; MOST: values of a rank's part of a half.
-    """
-    program = tl.program_id(0)
-    at = program * VALUES + tl.arange(0, VALUES)
-    inside = at < num_values
-    if OVERLAPPED:
-        gdc_launch_dependents()
-        gdc_wait()
-    own = tl.load(x_ptr + at, inside, other=0)
-    total = exchange(own, at, inside, addresses, counts_ptr, program, x_ptr, RANK, RANKS, MOST, VALUES)
     tl.store(x_ptr + at, total.to(tl.bfloat16).to(tl.int16, bitcast=True), inside)
+    tl.store(counts_ptr + program, count + 1)
 
 
 @triton.jit

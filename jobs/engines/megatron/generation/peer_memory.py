@@ -17,15 +17,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from jobs.engines.megatron.generation import peer_kernels
-from jobs.engines.megatron.generation.one_row_kernels import OTHER, launch_options
+from jobs.engines.megatron.generation.one_row_kernels import launch_options
 
 T = TypeVar("T")
 VALUES = 1024
 """Values of a program: 16 bytes for each of 128 threads."""
 MOST_SENT_BYTES = 2**20
 """What a rank sends to all others in one sum, at most. It also limits the programs to 512, which fit on a GPU."""
-MOST_OUTPUTS = 512 * OTHER.outputs
-"""Outputs of a linear of one row that adds its outputs over the ranks, at most: of 512 programs."""
 MOST_SLOTS = 512
 """Slots whose tokens are chosen through this memory, at most: a program for each waits on the GPU."""
 _HALVES = 2
@@ -45,15 +43,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """The buffers for sums, for linears of one row and for the best tokens; made by `share`."""
+    """The buffers for sums and for the best tokens; made by `share`."""
 
     rank: int
     size: int
     sums: Buffer
-    linears: Buffer
     best: Buffer
     own: Sequence[Tensor] = ()
-    """This rank's memory of all buffers."""
+    """This rank's memory of both buffers."""
 
     @property
     def most_bytes(self) -> int:
@@ -108,12 +105,11 @@ def _shared(group: ProcessGroup, device: torch.device) -> PeerMemory:
     """Return the memory of the group, all of it empty. `share` waits until every rank has emptied its own."""
     made = (
         _buffer(group, device, torch.int16, most_values(group.size()), VALUES),
-        _buffer(group, device, torch.int16, MOST_OUTPUTS, OTHER.outputs),
         _buffer(group, device, torch.int64, MOST_SLOTS, 1),
     )
     torch.cuda.synchronize()
-    sums, linears, best = (buffer for buffer, _ in made)
-    return PeerMemory(group.rank(), group.size(), sums, linears, best, [own for _, own in made])
+    sums, best = (buffer for buffer, _ in made)
+    return PeerMemory(group.rank(), group.size(), sums, best, [own for _, own in made])
 
 
 def _buffer(
