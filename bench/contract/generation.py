@@ -66,6 +66,8 @@ class Generation:
     sampling: Sampling = field(default_factory=Sampling)
     nf4: bool | None = field(default=None, metadata=OMIT_DEFAULT)
     """Store the linears' weights in 4 bits, with precision=bf16."""
+    peer_memory: bool = field(default=True, metadata=OMIT_DEFAULT)
+    """With TP on GPUs: add few rows through the memory of the other GPUs, if they can access it; false: with NCCL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

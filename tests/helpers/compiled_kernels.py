@@ -20,7 +20,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jobs.engines.megatron import head_norm_kernels, rope_kernels
-from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
+from jobs.engines.megatron.generation import (
+    attention_kernels,
+    embedding_kernels,
+    few_rows_kernels,
+    one_row_kernels,
+    peer_kernels,
+    sampling_kernels,
+)
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 WEIGHTS = {"bf16": ("*bf16", None), "fp8": ("*fp8e4nv", "*fp32"), "nf4": ("*u8", "*fp32")}
@@ -34,7 +41,7 @@ class Variant:
 
     name: str
     kernel: Any
-    types: dict[str, str | None]
+    types: dict[str, str | tuple[str, ...] | None]
     constants: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -72,9 +79,18 @@ def variants() -> Iterator[Variant]:
     types = {f"{name}_ptr": "*i64" for name in ("tokens", "positions", "rows", "seeds")} | {"done_ptr": "*i32"}
     types |= {"logits_ptr": "*fp32", "best_ptr": "*fp32", "best_token_ptr": "*i32"}
     types |= {"vocab_size": "i32", "capacity": "i32", "temperature": "fp32"}
-    for is_drawn in (False, True):
-        constants = {"TOKENS": 2048, "SIZE": 16, "IS_DRAWN": is_drawn}
-        yield Variant(f"append {is_drawn}", sampling_kernels._append, types, constants)
+    for is_drawn, num_ranks in ((False, 1), (True, 1), (True, 2)):
+        constants = {"TOKENS": 2048, "SIZE": 16, "IS_DRAWN": is_drawn, "RANK": 0, "RANKS": num_ranks, "MOST": 512}
+        shared = {"addresses": ("i64",) * num_ranks, "counts_ptr": "*i32"} if num_ranks > 1 else {}
+        own = types | {"addresses": None, "counts_ptr": None} | shared
+        yield Variant(f"append {is_drawn} {num_ranks}", sampling_kernels._append, own, constants)
+    types = {"x_ptr": "*i16", "counts_ptr": "*i32", "num_values": "i32"}
+    for num_ranks in (2, 8):
+        types["addresses"] = ("i64",) * num_ranks
+        constants = {"RANK": 1, "RANKS": num_ranks, "MOST": 65536, "VALUES": 1024, "OVERLAPPED": True}
+        yield Variant(f"sum over {num_ranks} ranks", peer_kernels.sum_over_ranks, types, constants)
+    types = {"tokens_ptr": "*i64", "table_ptr": "*bf16", "out_ptr": "*bf16", "first": "i32", "num_rows": "i32"}
+    yield Variant("embedding", embedding_kernels._own_rows, types, {"WIDTH": 4096, "SIZE": 4096})
 
 
 def of_heads() -> Iterator[Variant]:
@@ -108,7 +124,7 @@ def compiled(one: Variant) -> str:
         signature[name] = kind or "constexpr"
         if kind is None:
             constants[(place,)] = one.constants.get(name)
-        elif kind.startswith("*"):
+        elif isinstance(kind, str) and kind.startswith("*"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(one.kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=one.options)

@@ -204,6 +204,8 @@ def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Ite
     is_continuous = generation.batching is Batching.continuous
     what = "engine=huggingface supports static batching only"
     yield is_continuous, what, f"{BLOCK}.batching", f"set {BLOCK}.batching=static"
+    what = "engine=huggingface does not use peer memory, but peer_memory is false"
+    yield not generation.peer_memory, what, f"{BLOCK}.peer_memory", f"remove {BLOCK}.peer_memory"
     is_sharded = hf.strategy not in (Strategy.ddp, Strategy.balanced)
     what = f"strategy {hf.strategy.name} is for training only; generation uses one process per replica"
     yield (

@@ -35,13 +35,13 @@ def generator(plan: "GenerationPlan", seed: int) -> "Generator":
     import torch
     from megatron.core import parallel_state
 
+    from jobs.engines.megatron.generation import ranks
     from jobs.engines.megatron.generation.generator import MegatronGenerator
-    from jobs.engines.megatron.generation.ranks import Ranks
 
     is_gpu = plan.config.cluster.device is Device.cuda
     device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
-    ranks = Ranks(parallel_state.get_tensor_model_parallel_group())
-    return MegatronGenerator(plan, seed, ranks=ranks, device=device)
+    of_replica = ranks.connect(plan, parallel_state.get_tensor_model_parallel_group(), device)
+    return MegatronGenerator(plan, seed, ranks=of_replica, device=device)
 
 
 def local_sgd(engine: "MegatronEngine", plan: "TrainingPlan", groups: "Groups") -> "LocalSgdTraining":

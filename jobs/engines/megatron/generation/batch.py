@@ -129,9 +129,8 @@ def _step(decoder: Decoder, cache: KvCache, angles_TD: Tensor) -> Callable[[], N
 
 
 def prefills(decoder: Decoder, cache: KvCache, angles_TD: Tensor) -> "Prefills":
-    """Return the prefill of prompts. It is not captured with TP: capturing collectives is not tested on GPUs."""
-    is_captured = cache.tokens_B.is_cuda and decoder.ranks.size == 1
-    return Prefills(partial(prefill, decoder, cache, angles_TD), is_captured)
+    """Return the prefill of prompts."""
+    return Prefills(partial(prefill, decoder, cache, angles_TD), is_captured=cache.tokens_B.is_cuda)
 
 
 @dataclass(frozen=True, slots=True)

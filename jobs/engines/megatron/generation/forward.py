@@ -126,9 +126,7 @@ def _embedded(decoder: Decoder, tokens_M: Tensor) -> Tensor:
     table_VH, ranks = decoder.weights.embedding_VH, decoder.ranks
     if ranks.size == 1:
         return embedding(tokens_M, table_VH)
-    own_M = tokens_M - ranks.rank * len(table_VH)
-    is_own_M = (own_M >= 0) & (own_M < len(table_VH))
-    return ranks.sum(table_VH[own_M.clamp(0, len(table_VH) - 1)] * is_own_M[:, None])
+    return ranks.sum(decoder.ops.own_rows(tokens_M, table_VH, ranks.rank * len(table_VH)))
 
 
 def _layers(decoder: Decoder, x_MH: Tensor, attended: Attend) -> Tensor:

@@ -62,6 +62,7 @@ class MegatronGenerator:
             "dtype": str(dtype).removeprefix("torch."),
             "weights": self.plan.weights.name,
             "bytes_per_step": None if self._weights is None else self._weights.bytes_per_step,
+            **self.place.ranks.facts(),
         }
         return [(mllog.STRATEGY, "tensor_parallel", about)]
 

@@ -8,11 +8,18 @@ from torch import Tensor
 
 from bench.contract.generation import Sampling
 from jobs.engines.megatron.fp8_gemm import matmul
-from jobs.engines.megatron.generation import attention_kernels, few_rows_kernels, one_row_kernels, sampling_kernels
+from jobs.engines.megatron.generation import (
+    attention_kernels,
+    embedding_kernels,
+    few_rows_kernels,
+    one_row_kernels,
+    sampling_kernels,
+)
 from jobs.engines.megatron.generation.few_rows_kernels import LOW, MOST_ROWS
 from jobs.engines.megatron.generation.kv_cache import KvCache
 from jobs.engines.megatron.generation.one_row_kernels import WeightOperands, gated_operands, plain_operands
 from jobs.engines.megatron.generation.ops import TorchOps
+from jobs.engines.megatron.generation.peer_memory import MOST_SLOTS
 from jobs.engines.megatron.generation.ranks import Ranks
 from jobs.engines.megatron.generation.weights import Linear
 from jobs.engines.megatron.head_norms import HeadNorms
@@ -28,6 +35,9 @@ class GpuOps:
     """The operations in BF16."""
 
     many_rows: TorchOps
+
+    def own_rows(self, tokens_M: Tensor, table_VH: Tensor, first: int) -> Tensor:
+        return embedding_kernels.own_rows(tokens_M, table_VH, first)
 
     def linear(
         self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
@@ -69,9 +79,10 @@ class GpuOps:
         return attention_kernels.attend(qkv_BO, *caches, bias=bias_O, norms=norms)
 
     def append(self, logits_BV: Tensor, cache: KvCache, sampling: Sampling, ranks: Ranks) -> None:
-        if ranks.size > 1 or sampling.top_k is not None or sampling.top_p is not None:
+        is_filtered = sampling.top_k is not None or sampling.top_p is not None
+        if is_filtered or ranks.size > 1 and (ranks.peers is None or len(logits_BV) > MOST_SLOTS):
             return self.many_rows.append(logits_BV, cache, sampling, ranks)
-        return sampling_kernels.append(logits_BV, cache, sampling)
+        return sampling_kernels.append(logits_BV, cache, sampling, ranks.peers)
 
 
 class _Kernels(Protocol):

@@ -26,6 +26,12 @@ from jobs.engines.megatron.trained.ops import NormWeights, TrainedOps
 class GenerationOps(Protocol):
     """The operations. Sums are in FP32; results are in the data type of the activations unless documented otherwise."""
 
+    def own_rows(self, tokens_M: Tensor, table_VH: Tensor, first: int) -> Tensor:
+        """Return the rows [M, H] of tokens in a TP rank's part of the embedding; 0 for the tokens of other ranks.
+
+        first: the token of the first row.
+        """
+
     def linear(
         self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
     ) -> Tensor:
@@ -63,6 +69,11 @@ class TorchOps:
     """`GenerationOps` in torch."""
 
     trained: TrainedOps
+
+    def own_rows(self, tokens_M: Tensor, table_VH: Tensor, first: int) -> Tensor:
+        own_M = tokens_M - first
+        is_own_M = (own_M >= 0) & (own_M < len(table_VH))
+        return table_VH[own_M.clamp(0, len(table_VH) - 1)] * is_own_M[:, None]
 
     def linear(
         self, x_MI: Tensor, weight: Linear, *, norm: NormWeights | None = None, residual_MO: Tensor | None = None
