@@ -21,8 +21,8 @@ def is_chosen(config: Config, layout: Layout) -> bool:
         raise ConfigError(
             "a CUDA graph was requested, but the passes of this plan cannot be captured",
             where="recipe.cuda_graph",
-            fix="remove recipe.cuda_graph=true; a graph needs engine=megatron on a GPU with rates, tp, pp and cp of 1, "
-            "and neither full recomputation, offloaded activations nor a document mask",
+            fix="remove recipe.cuda_graph=true; a graph needs engine=megatron on a GPU with rates, pp of 1, and "
+            "neither full recomputation, offloaded activations nor a document mask",
         )
     if wanted is not None:
         return wanted
@@ -30,15 +30,15 @@ def is_chosen(config: Config, layout: Layout) -> bool:
 
 
 def can_capture(config: Config, layout: Layout) -> bool:
-    """Return whether the engine can capture the passes of this layout.
+    """Return whether the engine can capture the passes of this layout; those of tp and cp with their collectives.
 
-    It cannot capture collectives, full recomputation (which restores the generators' states), activation offloading, or
+    It cannot capture a pipeline schedule, full recomputation (which restores the generators' states), activation offloading, or
     a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No wait is
     estimated for megatron-core's layers, which are not captured.
     """
     w = layout.world
     return (
-        w.tp == w.pp == w.cp == 1
+        w.pp == 1
         and config.nemo is None
         and layout.cost is not None
         and layer_kernels(config, w) > 0
