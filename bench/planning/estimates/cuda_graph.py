@@ -11,7 +11,7 @@ from bench.planning.layouts import Layout, with_micro_batch
 
 
 def is_chosen(config: Config, layout: Layout) -> bool:
-    """Return whether a graph is used: as recipe.cuda_graph says, else if the GPU would wait for the host.
+    """Return whether a graph is used: as recipe.cuda_graph says, else if the GPU would wait for the host and it fits.
 
     Raises:
         ConfigError: recipe.cuda_graph is true, and this layout cannot be captured.
@@ -26,15 +26,16 @@ def is_chosen(config: Config, layout: Layout) -> bool:
         )
     if wanted is not None:
         return wanted
-    return can_capture(config, layout) and cost is not None and cost.host_s > 0
+    waits = cost is not None and cost.host_s > 0
+    return waits and can_capture(config, layout) and memory_of(config, layout).fits is not False
 
 
 def can_capture(config: Config, layout: Layout) -> bool:
     """Return whether the engine can capture the passes of this layout; those of tp and cp with their collectives.
 
-    It cannot capture a pipeline schedule, full recomputation (which restores the generators' states), activation offloading, or
-    a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No wait is
-    estimated for megatron-core's layers, which are not captured.
+    It cannot capture a pipeline schedule, full recomputation (which restores the generators' states), activation
+    offloading, or a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No
+    wait is estimated for megatron-core's layers, which are not captured.
     """
     w = layout.world
     return (
