@@ -12,7 +12,7 @@ All layouts train one after the other in the same processes, one per GPU. Printe
   NCCL's run; idle: the rest of the median step.
 - kernels, and collectives with the host's microseconds for each of them (in separate steps), counted on rank 0. Only
   the collectives of runstop's own code are timed.
-- the largest difference of the losses from those of the host's launches.
+- the largest difference of the losses from those of the host's launches; `again` has that of two equal runs.
 
 With two numbers of layers, the last lines have the host's time of one layer: their difference. On CPUs nothing is
 captured.
@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", required=True, metavar="KEY=VALUE,…", help="overrides of each layout")
     parser.add_argument("--layers", nargs="+", type=int, required=True, help="numbers of layers, one or two")
     parser.add_argument("--steps", type=int, default=10, help="steps to time (default 10)")
+    parser.add_argument("--again", action="store_true", help="launch by the host again: how much do its losses differ?")
     args = parser.parse_args()
     plans = [
         [composed([*args.overrides, *layout.split(","), f"model.num_layers={count}"]) for count in args.layers]
@@ -90,11 +91,13 @@ def main() -> int:
     os.environ.update(plans[0][0].environment)
     size = sizes.pop()
     ports = [free_port() for _ in plans]
-    multiprocessing.spawn(run, args=(size, ports, plans, args.steps), nprocs=size)
+    multiprocessing.spawn(run, args=(size, ports, plans, args.steps, args.again), nprocs=size)
     return 0
 
 
-def run(rank: int, size: int, ports: Sequence[int], plans: Sequence[Sequence[TrainingPlan]], steps: int) -> None:
+def run(
+    rank: int, size: int, ports: Sequence[int], plans: Sequence[Sequence[TrainingPlan]], steps: int, again: bool
+) -> None:
     """Measure all layouts as one of the ranks; rank 0 prints."""
     import warnings
 
@@ -110,6 +113,8 @@ def run(rank: int, size: int, ports: Sequence[int], plans: Sequence[Sequence[Tra
             results = {"host": eager}
             if torch.cuda.is_available():
                 results["graph"] = measured(replace(plan, cuda_graph=True), steps)
+            if again:
+                results["again"] = measured(replace(plan, cuda_graph=False), steps)
             if rank == 0:
                 show(plan, results)
             host_ms[plan.config.model.num_layers] = eager
@@ -248,7 +253,8 @@ def profiled(step: Callable[[], Any]) -> Kernels | None:
         synchronize()
     own, nccl = [], []
     for event in profiler.events():
-        if event.device_type is not torch.autograd.DeviceType.CUDA or event.name.startswith(("Mem", "Event", "Stream")):
+        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
+        if not is_kernel or event.name.startswith(("Mem", "Event", "Stream", "Context")):
             continue
         is_nccl = event.name.startswith("nccl")
         (nccl if is_nccl else own).append((event.time_range.start, event.time_range.end))
@@ -306,7 +312,7 @@ def show_layer(by_layers: dict[int, Result]) -> None:
     calls = (other.collectives - one.collectives) / layers
     call_us = (other.collectives * other.collective_us - one.collectives * one.collective_us) / layers
     text = f"  host of a layer (all micro-batches): {us:.0f} us, {call_us:.0f} of them in {calls:.1f} collectives"
-    if one.kernels and other.kernels:
+    if one.kernels and other.kernels and other.kernels.count > one.kernels.count:
         kernels = (other.kernels.count - one.kernels.count) / layers
         text += f"; {kernels:.1f} other kernels, {(us - call_us) / kernels:.1f} us each"
         text += f"; {call_us / calls:.1f} us a collective" if calls else ""

@@ -80,7 +80,8 @@ def trained(plan: TrainingPlan) -> tuple[list[float], list[Tensor]]:
     tokens, counts, _ = rows_of.rows(3 * size, length, vocab_size=plan.config.model.vocab_size, seed=5)
     rows = rows_of.Rows(tokens, counts)
     losses = [
-        loop.mean_loss(loop.train_step(engine, rows, np.arange(size) + step * size, step + 1), size) for step in range(3)
+        loop.mean_loss(loop.train_step(engine, rows, np.arange(size) + step * size, step + 1), size)
+        for step in range(3)
     ]
     return losses, [weight.detach().clone() for weight in engine.chunks[0].parameters()]
 

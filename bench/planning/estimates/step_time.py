@@ -72,13 +72,23 @@ TRAINED_FP8 = 54
 """FP8 adds 3 quantizations, 4 transposed weights, and the transposed operands of 4 weight gradients with scales."""
 BIASES = 4
 """The gradients of a layer's four biases are separate sums."""
-TP, SP, CP = 6, 10, 46
-"""Additional kernels with tp, sp and cp. Source: that report; collectives of tp and sp counted by hand in
-jobs/engines/megatron/frozen/layer.py."""
+CP = 46
+"""Additional kernels with cp. Source: that report."""
+TP_COLLECTIVES, SP_COLLECTIVES, CP_COLLECTIVES = 6, 10, 3
+"""Collectives of a layer with tp, in addition with sp, and with cp, forward plus backward. Counted by hand in
+jobs/engines/megatron/frozen/layer.py and attention.py."""
+
+
+def layer_collectives(world: World) -> int:
+    """Return how many collectives a hand-written layer calls, forward and backward."""
+    return TP_COLLECTIVES * (world.tp > 1) + SP_COLLECTIVES * world.sp + CP_COLLECTIVES * (world.cp > 1)
 
 
 def layer_kernels(config: Config, world: World) -> int:
-    """Return how many kernels a layer launches, forward and backward; 0 for megatron-core's, which were not counted."""
+    """Return how many kernels a layer launches, forward and backward, without those of collectives.
+
+    0 for megatron-core's layers, whose kernels were not counted.
+    """
     layer, is_fp8 = layer_of(config), config.precision is Precision.fp8
     if layer is Layer.megatron:
         return 0
@@ -87,7 +97,7 @@ def layer_kernels(config: Config, world: World) -> int:
     else:
         kernels = FROZEN_FP8 if is_fp8 else FROZEN_BF16
         kernels += DEQUANTIZE * (config.training.trains is Trains.qlora)
-    return kernels + TP * (world.tp > 1) + SP * world.sp + CP * (world.cp > 1)
+    return kernels + CP * (world.cp > 1)
 
 
 WAIT_SHARE = 0.06
@@ -203,7 +213,11 @@ class _Step:
 
     def launch_s(self, layers: int) -> float:
         """Return the seconds in which the host launches the kernels of these layers, without those of recomputation."""
-        return layers * layer_kernels(self.config, self.world) * self.rates.launch_us / 1e6
+        kernels = layer_kernels(self.config, self.world)
+        if kernels == 0:
+            return 0.0
+        us = kernels * self.rates.launch_us + layer_collectives(self.world) * self.rates.launch_us
+        return layers * us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""

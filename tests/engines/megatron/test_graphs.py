@@ -101,7 +101,9 @@ def test_profile_of_modules_runs_eagerly_and_keeps_the_graph(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("overrides", TASKS.values(), ids=TASKS)
-@pytest.mark.parametrize("split", ["parallel.tp=2 parallel.sp=true", "parallel.tp=2 parallel.sp=false", "parallel.cp=2"])
+@pytest.mark.parametrize(
+    "split", ["parallel.tp=2 parallel.sp=true", "parallel.tp=2 parallel.sp=false", "parallel.cp=2"]
+)
 def test_captured_pass_of_several_ranks_matches_the_eager_pass(
     tmp_path: Path, split: str, overrides: tuple[str, ...]
 ) -> None:
