@@ -20,6 +20,7 @@ captured.
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import time
@@ -86,8 +87,6 @@ def main() -> int:
     sizes = {plan.world.num_ranks for of_layout in plans for plan in of_layout}
     if len(sizes) > 1:
         parser.error(f"the layouts have {sorted(sizes)} ranks: give all of them the same number")
-    import os
-
     os.environ.update(plans[0][0].environment)
     size = sizes.pop()
     ports = [free_port() for _ in plans]
@@ -128,6 +127,7 @@ def measured(plan: TrainingPlan, steps: int) -> Result:
     from jobs.data import rows as rows_of
     from jobs.engines.megatron import loop, model
 
+    gc.collect()  # the engine before
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -155,9 +155,9 @@ def measured(plan: TrainingPlan, steps: int) -> Result:
     losses = [loop.mean_loss(share, size) for share in shares]
     host_ms, step_ms = host_ms[UNTIMED_STEPS:], step_ms[UNTIMED_STEPS:]
     peak_gib = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else float("nan")
-    calls, seconds = counted(step, is_captured=plan.cuda_graph)
+    calls, seconds = counted(step)
     kernels = profiled(step) if torch.cuda.is_available() else None
-    result = Result(
+    return Result(
         losses=losses,
         step_ms=step_ms,
         host_ms=host_ms,
@@ -167,9 +167,6 @@ def measured(plan: TrainingPlan, steps: int) -> Result:
         collective_us=1e6 * seconds / calls if calls else 0.0,
         kernels=kernels,
     )
-    del engine, step
-    gc.collect()
-    return result
 
 
 def spread_ms(own_ms: float) -> float:
@@ -179,7 +176,7 @@ def spread_ms(own_ms: float) -> float:
     return max(of_all) - statistics.fmean(of_all)
 
 
-def counted(step: Callable[[], Any], *, is_captured: bool) -> tuple[int, float]:
+def counted(step: Callable[[], Any]) -> tuple[int, float]:
     """Return the collectives of a step, and the host's seconds in them; a captured step calls those of no layer."""
     timer = Timer()
     for _ in range(COUNTED_STEPS):

@@ -10,10 +10,9 @@ from jobs.local_sgd import groups
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
 
-
 NCCL_ENVIRONMENT = {"NCCL_GRAPH_REGISTER": "0"}
-"""NCCL does not register the buffers of captured collectives: with expandable_segments of torch's allocator that leads to
-illegal memory accesses. Source: megatron-core 0.16.1, transformer/cuda_graphs.py, which requires it."""
+"""NCCL does not register the buffers of captured collectives: with expandable_segments of torch's allocator, that leads
+to illegal memory accesses. Source: megatron-core 0.16.1, transformer/cuda_graphs.py, which requires it."""
 
 
 def start_ranks(plan: Plan, who: Rank) -> None:

@@ -32,6 +32,7 @@ TASKS = {
     "adapters": ("precision=fp8", "task.training.lora.dropout=0.5"),
     "all weights": ("task=pretrain_tiny", "precision=fp32"),
 }
+SPLITS = ("parallel.tp=2 parallel.sp=true", "parallel.tp=2 parallel.sp=false", "parallel.cp=2")
 SMALL = ("model.num_layers=2", "model.hidden_size=32", "model.ffn_hidden_size=64", "data.seq_length=16")
 
 
