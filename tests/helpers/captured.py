@@ -1,4 +1,4 @@
-"""Trains a plan eagerly and captured, with a fake CUDA graph; each rank runs `python -m tests.helpers.captured plan.json`.
+"""Train a plan eagerly and captured, with a fake CUDA graph: `python -m tests.helpers.captured plan.json` on each rank.
 
 A replay of the fake graph computes the pass again, with the arguments of the capture, in the same memory. As during a
 real capture, it cannot read the state of a generator.
