@@ -50,6 +50,8 @@ class Kernels:
 
     count: int
     nccl_count: int
+    memory_count: int
+    """Copies and memsets, which the host launches like kernels."""
     busy_ms: float
     """Without NCCL's kernels."""
     nccl_ms: float
@@ -248,8 +250,9 @@ def profiled(step: Callable[[], Any]) -> Kernels | None:
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         step()
         synchronize()
-    own, nccl = [], []
+    own, nccl, memory_count = [], [], 0
     for event in profiler.events():
+        memory_count += event.name.startswith(("Memcpy", "Memset"))
         is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
         if not is_kernel or event.name.startswith(("Mem", "Event", "Stream", "Context")):
             continue
@@ -257,7 +260,11 @@ def profiled(step: Callable[[], Any]) -> Kernels | None:
         (nccl if is_nccl else own).append((event.time_range.start, event.time_range.end))
     busy_ms = covered(own) / 1e3
     return Kernels(
-        count=len(own), nccl_count=len(nccl), busy_ms=busy_ms, nccl_ms=covered([*own, *nccl]) / 1e3 - busy_ms
+        count=len(own),
+        nccl_count=len(nccl),
+        memory_count=memory_count,
+        busy_ms=busy_ms,
+        nccl_ms=covered([*own, *nccl]) / 1e3 - busy_ms,
     )
 
 
@@ -286,13 +293,13 @@ def show(plan: TrainingPlan, results: dict[str, Result]) -> None:
         step, host = statistics.median(one.step_ms), statistics.median(one.host_ms)
         low, high = np.percentile(one.step_ms, [10, 90])
         text = f"  {name:5} step {step:.2f} ms (p10 {low:.2f}, p90 {high:.2f}, n = {len(one.step_ms)})"
-        text += f", host {host:.2f}, wait {one.wait_ms:.2f}, peak {one.peak_gib:.2f} GiB"
+        text += f", host {host:.2f} (p10 {_p10(one.host_ms):.2f}), wait {one.wait_ms:.2f}, peak {one.peak_gib:.2f} GiB"
         print(text)
         if (k := one.kernels) is not None:
             idle = step - k.busy_ms - k.nccl_ms
             print(
                 f"        GPU busy {k.busy_ms:.2f} ms, NCCL {k.nccl_ms:.2f}, idle {idle:.2f} ({idle / step:.0%}); "
-                f"{k.count} kernels and {k.nccl_count} of NCCL"
+                f"{k.count} kernels, {k.memory_count} copies and memsets, {k.nccl_count} of NCCL"
             )
         print(
             f"        {one.collectives} collectives called, {one.collective_us:.1f} us each; losses differ by at most "
@@ -302,18 +309,21 @@ def show(plan: TrainingPlan, results: dict[str, Result]) -> None:
 
 
 def show_layer(by_layers: dict[int, Result]) -> None:
-    """Print what a layer and micro-batch takes the host, from two numbers of layers."""
+    """Print what a layer and micro-batch takes the host, from two numbers of layers: by medians, and by p10."""
     (few, one), (many, other) = sorted(by_layers.items())
     layers = many - few
-    us = 1e3 * (statistics.median(other.host_ms) - statistics.median(one.host_ms)) / layers
+    us, low_us = (1e3 * (at(other.host_ms) - at(one.host_ms)) / layers for at in (statistics.median, _p10))
     calls = (other.collectives - one.collectives) / layers
     call_us = (other.collectives * other.collective_us - one.collectives * one.collective_us) / layers
-    text = f"  host of a layer (all micro-batches): {us:.0f} us, {call_us:.0f} of them in {calls:.1f} collectives"
-    if one.kernels and other.kernels and other.kernels.count > one.kernels.count:
-        kernels = (other.kernels.count - one.kernels.count) / layers
-        text += f"; {kernels:.1f} other kernels, {(us - call_us) / kernels:.1f} us each"
-        text += f"; {call_us / calls:.1f} us a collective" if calls else ""
-    print(text, flush=True)
+    print(
+        f"  host of a layer (all micro-batches): {us:.0f} us (by p10 {low_us:.0f}), "
+        f"{call_us:.0f} of them in {calls:.1f} collectives",
+        flush=True,
+    )
+
+
+def _p10(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 10))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,9 @@ CP = 46
 TP_COLLECTIVES, SP_COLLECTIVES, CP_COLLECTIVES = 6, 10, 3
 """Collectives of a layer with tp, in addition with sp, and with cp, forward plus backward. Counted by hand in
 jobs/engines/megatron/frozen/layer.py and attention.py."""
+COLLECTIVE_LAUNCHES = 2.0
+"""Host's time of a collective, with the code around it, in launches of a kernel. Source: layers with and without tp on
+two H200, docs/results/2026-11-26-several-gpus.md."""
 
 
 def layer_collectives(world: World) -> int:
@@ -216,8 +219,8 @@ class _Step:
         kernels = layer_kernels(self.config, self.world)
         if kernels == 0:
             return 0.0
-        us = kernels * self.rates.launch_us + layer_collectives(self.world) * self.rates.launch_us
-        return layers * us / 1e6
+        launches = kernels + COLLECTIVE_LAUNCHES * layer_collectives(self.world)
+        return layers * launches * self.rates.launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""
