@@ -18,8 +18,8 @@ def planned(task: str, *overrides: str) -> Plan:
     [
         ((), True),
         (("recipe.micro_batch_size=8",), False),
-        (("parallel.tp=2",), False),
-        (("parallel.cp=2", "data.seq_length=352"), False),
+        (("parallel.tp=2",), True),
+        (("parallel.cp=2", "data.seq_length=352"), True),
         (("parallel.pp=2",), False),
         (("recipe.recompute=full",), False),
         (("model.activation=gelu", "precision=bf16"), False),
@@ -38,3 +38,14 @@ def test_a_cuda_graph_is_chosen_if_the_gpu_waits_for_the_host(overrides: tuple[s
 def test_a_cuda_graph_is_chosen_for_a_4_bit_base_but_not_on_a_cpu() -> None:
     assert planned("qlora_7b").cuda_graph
     assert not compose.compose(["task=lora_tiny", "cluster=local"]).cuda_graph
+
+
+def test_a_cuda_graph_that_does_not_fit_is_not_chosen() -> None:
+    """It needs more memory, for evaluations, than single launches do."""
+    fits = planned("lora_7b")
+    needed_gib, capacity_gib = fits.memory.total_gib, fits.memory.capacity_gib
+    alone = planned("lora_7b", "recipe.cuda_graph=false")
+    assert fits.cuda_graph and capacity_gib is not None and alone.memory.total_gib < needed_gib
+    between_gib = (needed_gib + alone.memory.total_gib) / 2
+    small = planned("lora_7b", f"cluster.gpu.memory_gib={between_gib}")
+    assert not small.cuda_graph and small.memory.fits

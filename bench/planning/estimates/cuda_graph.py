@@ -11,7 +11,7 @@ from bench.planning.layouts import Layout, with_micro_batch
 
 
 def is_chosen(config: Config, layout: Layout) -> bool:
-    """Return whether a graph is used: as recipe.cuda_graph says, else if the GPU would wait for the host.
+    """Return whether a graph is used: as recipe.cuda_graph says, else if the GPU would wait for the host and it fits.
 
     Raises:
         ConfigError: recipe.cuda_graph is true, and this layout cannot be captured.
@@ -21,24 +21,25 @@ def is_chosen(config: Config, layout: Layout) -> bool:
         raise ConfigError(
             "a CUDA graph was requested, but the passes of this plan cannot be captured",
             where="recipe.cuda_graph",
-            fix="remove recipe.cuda_graph=true; a graph needs engine=megatron on a GPU with rates, tp, pp and cp of 1, "
-            "and neither full recomputation, offloaded activations nor a document mask",
+            fix="remove recipe.cuda_graph=true; a graph needs engine=megatron on a GPU with rates, pp of 1, and "
+            "neither full recomputation, offloaded activations nor a document mask",
         )
     if wanted is not None:
         return wanted
-    return can_capture(config, layout) and cost is not None and cost.host_s > 0
+    waits = cost is not None and cost.host_s > 0
+    return waits and can_capture(config, layout) and memory_of(config, layout).fits is not False
 
 
 def can_capture(config: Config, layout: Layout) -> bool:
-    """Return whether the engine can capture the passes of this layout.
+    """Return whether the engine can capture the passes of this layout; those of tp and cp with their collectives.
 
-    It cannot capture collectives, full recomputation (which restores the generators' states), activation offloading, or
-    a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No wait is
-    estimated for megatron-core's layers, which are not captured.
+    It cannot capture a pipeline schedule, full recomputation (which restores the generators' states), activation
+    offloading, or a document mask: a graph replays fixed arguments, but the documents differ between micro-batches. No
+    wait is estimated for megatron-core's layers, which are not captured.
     """
     w = layout.world
     return (
-        w.tp == w.pp == w.cp == 1
+        w.pp == 1
         and config.nemo is None
         and layout.cost is not None
         and layer_kernels(config, w) > 0

@@ -78,13 +78,27 @@ BIASES = 15
 Counted by hand in jobs/engines/megatron/trained/layer.py."""
 RECOMPUTED_LINEAR = 3
 """Kernels of the forward pass from the norm to q, k and v, or to the activation; and of a memset."""
-TP, SP, CP = 6, 10, 59
-"""Additional kernels with tp, sp and cp. A layer with cp has 129 in all: docs/results/2026-11-22-fp8.md. Collectives of
-tp and sp were counted by hand in jobs/engines/megatron/frozen/layer.py."""
+CP = 56
+"""Additional kernels with cp. Source: docs/results/2026-11-22-fp8.md counts 129 kernels of a layer with cp 8. Of these,
+3 are the copies that stood for collectives in the rank that was measured alone."""
+TP_COLLECTIVES, SP_COLLECTIVES, CP_COLLECTIVES = 6, 10, 3
+"""Collectives of a layer with tp, in addition with sp, and with cp, forward plus backward. Counted by hand in
+jobs/engines/megatron/frozen/layer.py and attention.py."""
+COLLECTIVE_LAUNCHES = 2.0
+"""Host's time of a collective, with the code around it, in launches of a kernel. Source: layers with and without tp on
+two H200, docs/results/2026-11-26-several-gpus.md."""
+
+
+def layer_collectives(world: World) -> int:
+    """Return how many collectives a hand-written layer calls, forward and backward."""
+    return TP_COLLECTIVES * (world.tp > 1) + SP_COLLECTIVES * world.sp + CP_COLLECTIVES * (world.cp > 1)
 
 
 def layer_kernels(config: Config, world: World) -> int:
-    """Return how many kernels a layer launches, forward and backward; 0 for megatron-core's, which were not counted."""
+    """Return how many kernels a layer launches, forward and backward, without those of collectives.
+
+    0 for megatron-core's layers, whose kernels were not counted.
+    """
     layer, is_fp8 = layer_of(config), config.precision is Precision.fp8
     if layer is Layer.megatron:
         return 0
@@ -93,7 +107,7 @@ def layer_kernels(config: Config, world: World) -> int:
     else:
         kernels = FROZEN_FP8 if is_fp8 else FROZEN_BF16
         kernels += DEQUANTIZE * (config.training.trains is Trains.qlora)
-    return kernels + TP * (world.tp > 1) + SP * world.sp + CP * (world.cp > 1)
+    return kernels + CP * (world.cp > 1)
 
 
 WAIT_SHARE = 0.06
@@ -212,15 +226,16 @@ class _Step:
 
         Collectives of recomputed layers are left out.
         """
-        kernels = layers * layer_kernels(self.config, self.world)
+        kernels = layer_kernels(self.config, self.world)
         if not kernels:
             return 0.0
         is_trained = layer_of(self.config) is Layer.trained
         forward = TRAINED_FORWARD if is_trained else FROZEN_FORWARD
+        launches = layers * (kernels + COLLECTIVE_LAUNCHES * layer_collectives(self.world))
         linears_again = recomputed.qkv_layers + recomputed.fc1_layers
-        kernels += layers * forward if recomputed.full else RECOMPUTED_LINEAR * linears_again
-        kernels += TRAINED_ENDS if is_trained else FROZEN_ENDS
-        return kernels * self.rates.launch_us / 1e6
+        launches += layers * forward if recomputed.full else RECOMPUTED_LINEAR * linears_again
+        launches += TRAINED_ENDS if is_trained else FROZEN_ENDS
+        return launches * self.rates.launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""

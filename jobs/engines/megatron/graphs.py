@@ -7,11 +7,20 @@ the same kernels again. Gradients are added to `main_grad` as in the eager pass.
 optimizer and the evaluation are not captured.
 
 A graph replays fixed arguments, so everything that differs between micro-batches must be in device memory: the rows,
-and the seeds of dropout. It cannot contain collectives, so tp, pp and cp are 1. Its activations stay allocated.
+and the seeds of dropout. Its activations stay allocated.
+
+NCCL's collectives of tp and cp are captured, too. The eager micro-batch before has connected the communicators for the
+same collectives, and each rank captures its pass after the same micro-batch. Asynchronous collectives run on a stream
+that the capture joins when their results are awaited; all of them are, before the pass ends. torch does not watch
+captured collectives for time-outs: a rank that waits for another one is ended by `jobs.ranks.watchdog` alone. NCCL does
+not destroy a communicator while a graph with its collectives exists: see `process_group.shut_down`.
+
+Sources: torch 2.11, ProcessGroupNCCL (collectives under capture are not enqueued for its watchdog); NCCL 2.28,
+src/init.cc, commDestroySync (localPersistentRefs).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,9 +29,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor
 
+from bench.contract.layers import Layer, layer_of
 from bench.contract.modules import Part, Phase
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.megatron.frozen.layer import Fp8Layer
@@ -66,13 +77,15 @@ def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> Trainin
 
     cp, accumulation = parallel_state.get_context_parallel_world_size(), plan.batch.gradient_accumulation_steps
     experts = plan.config.model.experts
+    generators = nullcontext if layer_of(plan.config) is Layer.megatron else _one_generator
 
     def run(batch: MicroBatch) -> Tensor:
         if experts is not None and experts.aux_loss_coef:
             scale = torch.full((), cp / accumulation, device=torch.cuda.current_device())
             MoEAuxLossAutoScaler.set_loss_scale(scale)
         with profile_range(Phase.forward):
-            total = summed_loss(chunk, batch)
+            with generators():
+                total = summed_loss(chunk, batch)
             mean = total / plan.batch.micro_batch_size * cp
         with profile_range(Phase.backward):
             (mean / accumulation).backward()
@@ -85,6 +98,20 @@ def training_pass(plan: TrainingPlan, chunk: DistributedDataParallel) -> Trainin
         return loss
 
     return CapturedPass(run_and_join, DropoutSeeds(chunk), partial(prefetchers, chunk)) if plan.cuda_graph else run
+
+
+@contextmanager
+def _one_generator() -> Iterator[None]:
+    """Keep megatron-core from changing CUDA's generator around layers with SP: hand-written ones do not draw from it.
+
+    The state of a generator cannot be read during a capture.
+    """
+    tracker = get_cuda_rng_tracker()
+    tracker.fork = nullcontext
+    try:
+        yield
+    finally:
+        del tracker.fork
 
 
 def summed_loss(chunk: DistributedDataParallel, batch: MicroBatch) -> Tensor:

@@ -1,5 +1,6 @@
 """Create and destroy the process groups of a plan's parallel layout, with megatron-core."""
 
+import os
 import warnings
 
 from bench.contract.groups import of_group
@@ -8,6 +9,10 @@ from bench.contract.plan_kinds import training_plan
 from jobs.local_sgd import groups
 from jobs.ranks import process_group
 from jobs.ranks.identity import Rank
+
+NCCL_ENVIRONMENT = {"NCCL_GRAPH_REGISTER": "0"}
+"""NCCL does not register the buffers of captured collectives: with expandable_segments of torch's allocator, that leads
+to illegal memory accesses. Source: megatron-core 0.16.1, transformer/cuda_graphs.py, which requires it."""
 
 
 def start_ranks(plan: Plan, who: Rank) -> None:
@@ -22,6 +27,8 @@ def start_ranks(plan: Plan, who: Rank) -> None:
     warnings.filterwarnings("ignore", message=".*Apex (is|are) not installed")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     cpu_patch.install()
+    for name, value in NCCL_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     process_group.join(plan, who, local_sgd=True)
     trained = training_plan(plan)
     split(of_group(trained) if trained else plan)

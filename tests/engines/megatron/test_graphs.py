@@ -32,6 +32,8 @@ TASKS = {
     "adapters": ("precision=fp8", "task.training.lora.dropout=0.5"),
     "all weights": ("task=pretrain_tiny", "precision=fp32"),
 }
+SPLITS = ("parallel.tp=2 parallel.sp=true", "parallel.tp=2 parallel.sp=false", "parallel.cp=2")
+SMALL = ("model.num_layers=2", "model.hidden_size=32", "model.ffn_hidden_size=64", "data.seq_length=16")
 
 
 class Graph:
@@ -97,3 +99,16 @@ def test_profile_of_modules_runs_eagerly_and_keeps_the_graph(monkeypatch: pytest
     times = modules.parsed(json.loads(files[1].read_text())["times"])
     assert times is not None and times.is_eager and {Part.fc1, Part.adapters} <= {row.part for row in times.rows}
     assert not files[0].exists()
+
+
+@pytest.mark.parametrize("overrides", TASKS.values(), ids=TASKS)
+@pytest.mark.parametrize(
+    "split", ["parallel.tp=2 parallel.sp=true", "parallel.tp=2 parallel.sp=false", "parallel.cp=2"]
+)
+def test_captured_pass_of_several_ranks_matches_the_eager_pass(
+    tmp_path: Path, split: str, overrides: tuple[str, ...]
+) -> None:
+    """With collectives in the pass, and different dropout on the ranks; no generator is read."""
+    size = ("cluster.ranks_per_node=2", "recipe.micro_batch_size=2", "recipe.global_batch_size=4", "data.eval_rows=4")
+    plan = ranks.compose(tmp_path, *SMALL, *size, *split.split(), *overrides)
+    ranks.run(plan, ranks.write(plan, tmp_path / "run"), "tests.helpers.captured", "plan.json")
