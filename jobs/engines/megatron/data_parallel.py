@@ -64,7 +64,7 @@ def wrap(plan: TrainingPlan, config: LayerConfig, chunks: Sequence[Module]) -> l
     ddp.overlap_param_gather = replicas > 1 and overlaps and is_sharded
     for chunk in wrapped:
         chunk.broadcast_params()
-        if ddp.overlap_grad_reduce:
+        if replicas > 1:
             _announce_gradients(chunk)
     config.no_sync_func = [chunk.no_sync for chunk in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     return wrapped
@@ -78,8 +78,9 @@ def _announce_gradients(chunk: DistributedDataParallel) -> None:
 
 
 def _register_gradients(chunk: DistributedDataParallel, weights: list[Parameter]) -> None:
-    for weight in weights:
-        chunk.param_to_bucket_group[weight].register_grad_ready(weight)
+    if chunk.ddp_config.overlap_grad_reduce:
+        for weight in weights:
+            chunk.param_to_bucket_group[weight].register_grad_ready(weight)
 
 
 class UpdatedWeights:
@@ -99,7 +100,7 @@ class UpdatedWeights:
         self.layers = [layer for model in models for layer in model.decoder.layers if isinstance(layer, TrainedLayer)]
         self.arrive_late = chunks[0].ddp_config.overlap_param_gather and not is_captured
         """Whether a forward pass may begin before all weights are there."""
-        if self.arrive_late:
+        if not is_captured:
             for chunk, model in zip(chunks, models, strict=True):
                 self._wait_in_forward(chunk, model)
 
