@@ -81,10 +81,9 @@ def _make_program(config: Config, base: Config | None) -> TrainingPlan:
 
 def _as_launched(config: Config, layout: layouts.Layout, *, is_captured: bool) -> layouts.Layout:
     """Return the layout with the memory and times of its launch method: a CUDA graph or single kernels."""
-    cost = layout.cost if config.nemo is None else None  # the rates were measured with our kernels
-    if not is_captured:
-        return dataclasses.replace(layout, cost=cost)
-    cost = cuda_graph.without_waiting(cost) if cost else None
+    if not is_captured:  # nemo has no cost: the rates were measured with our kernels
+        return dataclasses.replace(layout, cost=layout.cost if config.nemo is None else None)
+    cost = cuda_graph.cost_of(config, layout)
     return dataclasses.replace(layout, memory=cuda_graph.memory_of(config, layout), cost=cost)
 
 

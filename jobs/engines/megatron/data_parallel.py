@@ -30,6 +30,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from torch.nn import Module, Parameter
 
+from bench.contract.buckets import bucket_size
 from bench.contract.modules import Part
 from bench.contract.plan_kinds import TrainingPlan
 from jobs.engines.megatron import graphs
@@ -38,11 +39,6 @@ from jobs.engines.megatron.layer import LayerConfig
 from jobs.engines.megatron.trained.layer import TrainedLayer
 from jobs.engines.megatron.trained.ops import LinearWeights
 from jobs.profiles.ranges import profile_range
-
-MOST_WEIGHTS = 40_000_000
-"""Weights of a bucket, at least one million per replica. Source: megatron-core 0.16.1, DistributedDataParallel."""
-FEWEST_BUCKETS = 4
-"""Models and adapters with few weights are cut, too: the last bucket is the one that nothing overlaps with."""
 
 
 def wrap(plan: TrainingPlan, config: LayerConfig, chunks: Sequence[Module]) -> list[DistributedDataParallel]:
@@ -54,7 +50,7 @@ def wrap(plan: TrainingPlan, config: LayerConfig, chunks: Sequence[Module]) -> l
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=is_sharded,
         overlap_grad_reduce=replicas > 1,  # only with this does it make buckets
-        bucket_size=min(max(MOST_WEIGHTS, 1_000_000 * replicas), -(-num_trained // FEWEST_BUCKETS)),
+        bucket_size=bucket_size(num_trained, replicas),
         average_in_collective=torch.cuda.is_available(),  # gloo cannot; without it, a kernel scales all gradients
     )
     with graphs.side_stream() if plan.cuda_graph else nullcontext():
