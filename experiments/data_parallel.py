@@ -1,14 +1,14 @@
 """Times a step of data parallel training with its communication overlapped and not, in one process per GPU.
 
-    torchrun --nproc-per-node 2 experiments/data_parallel.py [--alone] [--steps N] [--json FILE] \\
+    torchrun --nproc-per-node 2 experiments/data_parallel.py [--alone] [--steps N] [--profile] \\
         task=pretrain_7b cluster=local cluster.device=cuda gpu@cluster.gpu=h200 model.weights=random \\
         recipe.global_batch_size=32
 
-The engine trains on random rows in blocks of steps, in the order plain, overlapped, overlapped, plain. The first step
-of a block is not timed. Step times are by the GPU's clock, without a wait of the host between steps; a rank's own time
-is without what it waits for others (jobs.ranks.rank_times). Then one overlapped step is profiled on rank 0, and the
-collectives of a step are timed alone. With --alone each process trains on its GPU without the others, at the same time,
-with its part of the global batch: who is the slowest is known by that.
+The engine trains on random rows: half of the plain steps, all overlapped ones, the other half. One step before each of
+these blocks is not timed. Step times are by the GPU's clock, without a wait of the host between steps. A rank's own
+time is without what it waits for others (jobs.ranks.rank_times). Then the collectives of a step are timed alone. With
+--profile, kernels of two overlapped steps of rank 0 are recorded, too. With --alone each process trains on its GPU
+without the others, at the same time, with its part of the global batch. This tells the slowest GPU.
 """
 
 import argparse
@@ -18,13 +18,11 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bench.contract.plan import Plan
 from bench.planning import compose
 
-ORDER = (False, True, True, False)
 ROUNDS = 3
 
 
@@ -32,16 +30,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for bench.launch, of all GPUs together")
     parser.add_argument("--alone", action="store_true", help="each GPU for itself")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps of a block; a schedule has two (default 4)")
-    parser.add_argument("--json", type=Path, help="where rank 0 writes all step times")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of a schedule (default 8)")
+    parser.add_argument("--profile", action="store_true", help="record kernels of rank 0")
     args = parser.parse_args()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    world = int(os.environ["WORLD_SIZE"])
     plan = composed(args.overrides, 1 if args.alone else world)
     who = joined(plan, alone=args.alone)
-    found = alone(plan, 2 * args.steps) if args.alone else together(plan, args.steps)
+    found = alone(plan, args.steps) if args.alone else together(plan, args.steps, profile=args.profile)
     print(json.dumps({"gpu": who.local_rank, **shown(found, plan)}), flush=True)
-    if args.json and rank == 0:
-        args.json.write_text(json.dumps(found))
     from jobs.engines.megatron.groups import end_ranks
 
     end_ranks()
@@ -75,25 +71,24 @@ def joined(plan: Plan, *, alone: bool) -> Any:
 def alone(plan: Any, steps: int) -> dict[str, list[float]]:
     """Return the milliseconds of the steps of one GPU."""
     train, _ = stepping(plan)
-    train(2)
     times_ms, _ = train(1 + steps)
     return {"alone": times_ms[1:]}
 
 
-def together(plan: Any, steps: int) -> dict[str, Any]:
+def together(plan: Any, steps: int, *, profile: bool) -> dict[str, Any]:
     """Return the milliseconds of the steps of both schedules, and what else is measured."""
     train, engine = stepping(plan)
-    train(2)
     found: dict[str, Any] = {}
-    for overlaps in ORDER:
+    for overlaps, number in ((False, steps // 2), (True, steps), (False, steps - steps // 2)):
         set_schedule(engine, overlaps)
-        times_ms, own_ms = train(1 + steps)
+        times_ms, own_ms = train(1 + number)
         name = "overlapped" if overlaps else "plain"
         found.setdefault(name, []).extend(times_ms[1:])
         found.setdefault(f"own {name}", []).extend(own_ms[1:])
-    set_schedule(engine, True)
-    train(1)
-    found |= profiled(lambda: train(1))
+    if profile:
+        set_schedule(engine, True)
+        train(1)
+        found |= profiled(lambda: train(2))
     set_schedule(engine, False)
     return found | collectives_ms(engine)
 
@@ -139,7 +134,7 @@ def set_schedule(engine: Any, overlaps: bool) -> None:
 
 
 def profiled(step: Callable[[], Any]) -> dict[str, float]:
-    """Return what NCCL took in a step of rank 0, and how much of it ran beside other kernels, in ms."""
+    """Return what NCCL took in two steps of rank 0, and how much of it ran beside other kernels, in ms."""
     import torch
 
     if torch.distributed.get_rank() or not torch.cuda.is_available():

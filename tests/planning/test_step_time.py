@@ -374,7 +374,10 @@ def test_replicas_show_only_what_a_backward_and_a_forward_pass_do_not_hide(netwo
     count = num_microbatches(config, world(config))
     plain, overlapped, captured = (
         step_time.estimate(
-            replace(config, parallel=replace(config.parallel, overlap=overlap)), world(config), NOTHING, is_captured=graph
+            replace(config, parallel=replace(config.parallel, overlap=overlap)),
+            world(config),
+            NOTHING,
+            is_captured=graph,
         )
         for overlap, graph in ((False, False), (True, False), (True, True))
     )
