@@ -135,18 +135,23 @@ well; an empty value does not. Slurm sets the variable itself for jobs that requ
 Source: CUDA's programming guide, "CUDA environment variables"; ROCm's clr, rocdevice.cpp, Device::init.
 """
 
-ONLY_MEGATRON = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""One connection keeps kernels and collectives of tensor parallelism in order; FSDP's collectives need several."""
+ONLY_TENSOR_PARALLEL = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""One connection keeps kernels and collectives of tensor parallelism in order. FSDP's collectives need several, and so
+do replicas: with one connection, a collective that waits for another one holds up the layers behind it.
+
+Measured: docs/results/2026-11-26-several-gpus.md.
+"""
 
 
-def environment(config: Config) -> dict[str, str]:
+def environment(config: Config, *, tp: int | None = None) -> dict[str, str]:
+    """Return the variables of every rank; tp: the plan's, if it trains."""
     own, is_cuda = config.cluster.environment, config.cluster.device is Device.cuda
     of_device = CUDA_ENVIRONMENT if is_cuda else CPU_ENVIRONMENT
     of_transport = transport.LOGGING if is_cuda and transport.has_settings(own) else {}
     if config.program is not None:
         return _of_program(config.program, is_cuda=is_cuda) | of_transport | own
-    is_huggingface = config.huggingface is not None
-    of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_huggingface and name == ONLY_MEGATRON)}
+    is_left_out = config.huggingface is not None or (tp == 1 and config.nemo is None)
+    of_all = {name: value for name, value in ENVIRONMENT.items() if not (is_left_out and name == ONLY_TENSOR_PARALLEL)}
     return of_all | of_device | of_transport | own
 
 

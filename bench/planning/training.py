@@ -19,7 +19,7 @@ from bench.mlperf.benchmarks import BENCHMARKS, LLAMA2_70B_LORA
 from bench.planning import checks, deepspeed, layouts, local_sgd, nemo, program
 from bench.planning.checks import memory
 from bench.planning.checks import training as training_checks
-from bench.planning.commands import fields_of_all
+from bench.planning.commands import environment, fields_of_all
 from bench.planning.data_folder import base_dir, data_dir
 from bench.planning.estimates import cuda_graph, documents, flops
 from bench.planning.parallelism import num_microbatches
@@ -43,7 +43,7 @@ def make(config: Config, base: Config | None) -> TrainingPlan:
     share = documents.attention_share(config)
     batch = _whole(batches(layouts.with_micro_batch(of_group, chosen.micro_batch_size), chosen.world), config)
     return TrainingPlan(
-        **fields_of_all(config),
+        **fields_of_all(config) | {"environment": environment(config, tp=chosen.world.tp)},
         world=local_sgd.whole(chosen.world, config),
         batch=batch,
         evaluation=evaluation,
@@ -81,10 +81,9 @@ def _make_program(config: Config, base: Config | None) -> TrainingPlan:
 
 def _as_launched(config: Config, layout: layouts.Layout, *, is_captured: bool) -> layouts.Layout:
     """Return the layout with the memory and times of its launch method: a CUDA graph or single kernels."""
-    cost = layout.cost if config.nemo is None else None  # the rates were measured with our kernels
-    if not is_captured:
-        return dataclasses.replace(layout, cost=cost)
-    cost = cuda_graph.without_waiting(cost) if cost else None
+    if not is_captured:  # nemo has no cost: the rates were measured with our kernels
+        return dataclasses.replace(layout, cost=layout.cost if config.nemo is None else None)
+    cost = cuda_graph.cost_of(config, layout)
     return dataclasses.replace(layout, memory=cuda_graph.memory_of(config, layout), cost=cost)
 
 

@@ -141,7 +141,7 @@ def _launched(config: Config, layout: Layout, mode: Recompute, fixed: Collection
     for graph in choices:
         cost, needed = layout.cost, layout.memory
         if graph and cost is not None:
-            cost, needed = cuda_graph.without_waiting(cost), cuda_graph.memory_of(config, layout)
+            cost, needed = cuda_graph.cost_of(config, layout), cuda_graph.memory_of(config, layout)
         step_s = None if cost is None else waiting * cost.step_s
         yield _Setting(
             layout=layout,

@@ -23,7 +23,7 @@ from bench.planning.estimates import memory, step_time, transports
 from bench.planning.estimates.memory import EVERYTHING, NOTHING
 from bench.planning.estimates.network import rate_at
 from bench.planning.estimates.parameters import rank_parameters
-from bench.planning.parallelism import split
+from bench.planning.parallelism import num_microbatches, split
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 LORA_7B_ROWS_350 = ("task=lora_7b", "data=rows_350", "precision=fp8", "cluster=dgxh200", "cluster.ranks_per_node=1")
@@ -294,6 +294,7 @@ def test_ranks_of_a_node_share_their_network_cards() -> None:
     def between_nodes_s(network_gbs: float, **axes: int) -> float:
         config = copy.deepcopy(TWO_NODES)
         config.cluster.network_gbs = network_gbs
+        config.parallel.overlap = False
         return estimated(config, **axes).communication_s
 
     adapters = rank_parameters(TWO_NODES.model, TWO_NODES.task.training.lora, tp=4, pp=1, pp_rank=0)[1]
@@ -382,9 +383,12 @@ def test_each_transport_is_at_most_as_fast_as_the_one_before(axes: dict[str, int
         assert seconds == sorted(seconds)
 
 
+REPLICAS = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
+
+
 def test_gradients_over_sockets_by_hand() -> None:
     """16 replicas of 7B exchange gradients once: TCP frames of a slow link, and the limit of one GPU on a fast one."""
-    config = composed("task=pretrain_7b", "cluster=dgx2", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
+    config = composed("task=pretrain_7b", "cluster=dgx2", *REPLICAS, "parallel.overlap=false")
     parameters = rank_parameters(config.model, None, tp=1, pp=1, pp_rank=0)[0]
     sent = 15 / 16 * (4 + 2) * parameters  # FP32 gradients, BF16 weights
     latency_s = 2 * 45.8e-6  # one step of each of two rings crosses the network
@@ -395,14 +399,41 @@ def test_gradients_over_sockets_by_hand() -> None:
 
 def test_without_peer_to_peer_data_passes_through_host_memory() -> None:
     """7B on one node: the measured 55 GB/s of a GPU to host memory, and PCIe's latency in each of seven steps."""
-    axes = {"parallel.tp=1", "parallel.pp=1", "parallel.cp=1"}
-    config = composed("task=pretrain_7b", "cluster=dgx1", *axes, "+cluster.environment.NCCL_P2P_DISABLE=1")
+    plain = (*REPLICAS, "parallel.overlap=false", "+cluster.environment.NCCL_P2P_DISABLE=1")
+    config = composed("task=pretrain_7b", "cluster=dgx1", *plain)
     parameters = rank_parameters(config.model, None, tp=1, pp=1, pp_rank=0)[0]
     expected = 7 / 8 * (4 + 2) * parameters / 55e9 + 2 * 7 * 5.7e-6
     assert estimated(config).communication_s == pytest.approx(expected, rel=1e-6)
     assert config.cluster.gpu and config.cluster.gpu.rates
     config.cluster.gpu.rates.host_gbs = None
     assert step_time.estimate(config, world(config), NOTHING) is None, "the rate to host memory was not measured"
+
+
+@pytest.mark.parametrize("network_gbs", [0.125, 1, 50, 400])
+def test_replicas_show_only_what_a_backward_and_a_forward_pass_do_not_hide(network_gbs: float) -> None:
+    """7B on two nodes. Nothing hides the embedding's gradients; what is hidden slows the layers down."""
+    config = with_network(composed("task=pretrain_7b", "cluster=dgx2", *REPLICAS), network_gbs, {})
+    count = num_microbatches(config, world(config))
+    plain, overlapped, captured = (
+        step_time.estimate(
+            replace(config, parallel=replace(config.parallel, overlap=overlap)),
+            world(config),
+            NOTHING,
+            is_captured=graph,
+        )
+        for overlap, graph in ((False, False), (True, False), (True, True))
+    )
+    assert plain and overlapped and captured
+    parameters = rank_parameters(config.model, None, tp=1, pp=1, pp_rank=0)[0]
+    reduce_s, gather_s = (plain.communication_s * share for share in (4 / 6, 2 / 6))
+    embedding_s = reduce_s * config.model.vocab_size * config.model.hidden_size / parameters
+    layers_s = (plain.gemm_s + plain.attention_s + plain.elementwise_s) / count
+    hidden_s = plain.communication_s - overlapped.communication_s
+    could_hide_s = min(reduce_s - embedding_s, layers_s) + min(gather_s, layers_s)
+    assert 0 < hidden_s <= could_hide_s * (1 - step_time.SLOWED) + 1e-6
+    if reduce_s < layers_s / 2 and gather_s < layers_s / 4:
+        assert hidden_s == pytest.approx(could_hide_s * (1 - step_time.SLOWED), rel=1e-4)
+    assert overlapped.communication_s <= captured.communication_s <= plain.communication_s
 
 
 @given(axes=axes, recomputed=recomputes)

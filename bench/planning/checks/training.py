@@ -16,6 +16,7 @@ def check(config: Config) -> None:
     if config.program is not None:  # what the engines support says nothing about it
         return
     _check_profile(config)
+    _check_overlap(config)
     _check_lora(config)
     huggingface.check(config)
     _check_precision(config)
@@ -64,6 +65,15 @@ def _check_profile(config: Config) -> None:
             "the profiler records the last warm-up step, but warmup_iterations is 0",
             where="launch.profile, recipe.warmup_iterations",
             fix="set recipe.warmup_iterations to 2 or more, because the first warm-up step compiles kernels",
+        )
+
+
+def _check_overlap(config: Config) -> None:
+    if not config.parallel.overlap and config.engine.name is not EngineName.megatron:
+        raise ConfigError(
+            f"engine={config.engine.name.name} decides itself what overlaps",
+            where="parallel.overlap",
+            fix="remove parallel.overlap, or set engine=megatron",
         )
 
 

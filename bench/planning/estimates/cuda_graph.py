@@ -1,11 +1,9 @@
 """Decide whether a CUDA graph or the host launches the kernels of a micro-batch."""
 
-import dataclasses
-
 from bench.contract.plan import Cost, Memory
 from bench.contract.schema import Config
 from bench.errors import ConfigError
-from bench.planning.estimates import memory
+from bench.planning.estimates import memory, step_time
 from bench.planning.estimates.step_time import layer_kernels
 from bench.planning.layouts import Layout, with_micro_batch
 
@@ -49,9 +47,10 @@ def can_capture(config: Config, layout: Layout) -> bool:
     )
 
 
-def without_waiting(cost: Cost) -> Cost:
-    """Return the cost of a step in which the GPU does not wait for the host."""
-    return dataclasses.replace(cost, host_s=0.0, step_s=cost.step_s - cost.host_s)
+def cost_of(config: Config, layout: Layout) -> Cost | None:
+    """Return the cost of a layout whose passes a CUDA graph launches: the GPU does not wait for the host."""
+    sized = with_micro_batch(config, layout.micro_batch_size)
+    return step_time.estimate(sized, layout.world, layout.recompute, is_captured=True)
 
 
 def memory_of(config: Config, layout: Layout) -> Memory:

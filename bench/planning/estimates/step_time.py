@@ -2,14 +2,16 @@
 
 GEMMs and attention run at the rates of `gpu.Rates`. Element-wise kernels run at the bandwidth that they reach:
 each reads its inputs and writes its outputs once. Collectives run at the bus bandwidth for their message size. A step
-is never faster than the host can launch its kernels. Nothing overlaps, with one exception: FP8 transposes weights
-during its GEMMs, and the GEMM rate, which was measured in a step, includes that cost. Not counted: data loading,
-evaluation, embedding look-up (only its gradient).
+is never faster than the host can launch its kernels. Nothing overlaps, with two exceptions: FP8 transposes weights
+during its GEMMs, and the GEMM rate, which was measured in a step, includes that cost. And replicas exchange gradients
+and weights while layers compute (`_Step.update`). Not counted: data loading, evaluation, embedding look-up (only
+its gradient).
 """
 
 import dataclasses
 from dataclasses import dataclass
 
+from bench.contract.buckets import bucket_size
 from bench.contract.layers import Layer, has_fp8_head, layer_of
 from bench.contract.plan import Cost, Recomputed, World
 from bench.contract.schema import Config, Device, Precision, Rates
@@ -116,6 +118,12 @@ WAIT_SHARE = 0.06
 At the power limit each GPU runs at its own clock rate. Source: docs/results/2026-11-21-fp8-two-gpus.md, measured in
 steps of Llama-2-70B on two GPUs with tp, cp or pp.
 """
+SLOWED = 0.66
+"""Seconds that computation loses for each second of an exchange between replicas that runs beside it.
+
+NCCL takes SMs and power. Source: docs/results/2026-11-26-several-gpus.md, 7B in BF16 on two H200s: of 84.2 ms of
+exchange, of which 1.1 ms cannot be hidden, overlap saved 28.5 ms.
+"""
 RATE_TOKENS = 8192
 """Tokens of a micro-batch on one rank in the steps in which the GEMM rates were measured."""
 DIGITS = 9
@@ -136,10 +144,11 @@ _GATHERED_BYTES = {Precision.fp8: 1, Precision.bf16: 2}
 """Per element that tensor-parallel ranks all-gather under sp; reductions are always in BF16."""
 
 
-def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | None:
+def estimate(config: Config, world: World, recomputed: Recomputed, *, is_captured: bool = False) -> Cost | None:
     """Return the time of a step; None if no rate is known for this GPU, for FP32 or for a link between its ranks.
 
     None also for a mixture of experts: no rate of megatron-core's MoE layer was measured.
+    is_captured: the passes are launched as a CUDA graph, so that the GPU does not wait for the host.
     """
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
     if gpu is None or gpu.rates is None or config.precision is Precision.fp32 or config.model.experts is not None:
@@ -150,7 +159,7 @@ def estimate(config: Config, world: World, recomputed: Recomputed) -> Cost | Non
     offloads = config.training_recipe.offload_moments or recomputed.offloaded_layers
     if offloads and gpu.rates.host_gbs is None:
         return None
-    return _Step(config, world, gpu.rates, collectives).cost(recomputed)
+    return _Step(config, world, gpu.rates, collectives, is_captured).cost(recomputed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +170,22 @@ class _Step:
     world: World
     rates: Rates
     collectives: Collectives
+    is_captured: bool
 
     def cost(self, recomputed: Recomputed) -> Cost:
         """Return the seconds of the step for one pipeline stage; every micro-batch costs the same."""
         count, layers = num_microbatches(self.config, self.world), self.config.model.num_layers // self.world.pp
         forward, backward = self.layer_forward(), self.layer_backward()
         recompute_s = self.recompute_s(recomputed, layers)
-        work = ((forward + backward) * layers + self.head() + self.pipeline_transfer()) * count + self.update()
+        work = ((forward + backward) * layers + self.head() + self.pipeline_transfer()) * count
+        work += self.update(layers * forward.total_s, layers * backward.total_s)
         layers_s = layers * (forward.total_s + backward.total_s) + recompute_s
         idle_microbatches = (self.world.pp - 1) / self.world.vpp  # while the pipeline fills and drains
         bubble_s = idle_microbatches * layers_s
         work += Work(elementwise_s=count * self.offload_s(recomputed, layers, forward, backward))
         step_s = work.total_s + count * recompute_s + bubble_s
         host_s = max(0.0, (count + idle_microbatches) * self.launch_s(layers, recomputed) - step_s)
+        host_s = 0.0 if self.is_captured else host_s
         seconds = dataclasses.asdict(work) | {
             "recompute_s": count * recompute_s,
             "bubble_s": bubble_s,
@@ -306,19 +318,36 @@ class _Step:
         stride = w.ranks_per_node if w.num_nodes > 1 else w.num_ranks // w.pp  # each sender has one network card
         return Work(communication_s=2 * w.vpp * self.collectives.send_s(size, ranks=w.pp, stride=stride))
 
-    def update(self) -> Work:
-        """Return the work once per step: the reduction of gradients over the replicas, and Adam."""
+    def update(self, forward_s: float, backward_s: float) -> Work:
+        """Return the work once per step: Adam, and the exchange of gradients and weights between the replicas.
+
+        forward_s, backward_s: of the layers, in one micro-batch.
+        """
         config, w = self.config, self.world
         base, adapters = rank_parameters(config.model, config.training.lora, tp=w.tp, pp=w.pp, pp_rank=w.pp - 1)
         trained, replicas = adapters if config.training.lora else base, w.dp * w.cp
         sharded = config.parallel.distributed_optimizer
-        size = trained * MAIN_GRADIENT_BYTES
-        gathered = BYTES[config.precision] if sharded else MAIN_GRADIENT_BYTES  # updated weights, or summed gradients
-        transfer_s = self.collectives.transfer_s(size, ranks=replicas, stride=w.tp)
-        collectives_s = (1 + gathered / MAIN_GRADIENT_BYTES) * transfer_s
-        collectives_s += 2 * self.collectives.latency_s(ranks=replicas, stride=w.tp)
-        updated = trained / replicas if sharded else trained
-        return Work(elementwise_s=self.update_s(updated, trained), communication_s=collectives_s)
+        update_s = self.update_s(trained / replicas if sharded else trained, trained)
+        if replicas == 1:
+            return Work(elementwise_s=update_s)
+        transfer_s = self.collectives.transfer_s(trained * MAIN_GRADIENT_BYTES, ranks=replicas, stride=w.tp)
+        latency_s = self.collectives.latency_s(ranks=replicas, stride=w.tp)
+        reduce_s = (1 if sharded else 2) * (transfer_s + latency_s)
+        gather_s = BYTES[config.precision] / MAIN_GRADIENT_BYTES * transfer_s + latency_s if sharded else 0.0
+        exchange_s = reduce_s + gather_s
+        if config.parallel.overlap:
+            shown_reduce_s = reduce_s * self.last_bucket_share(trained, replicas)
+            reduces_s = 0.0 if self.is_captured else backward_s
+            gathers_s = update_s + (0.0 if self.is_captured else forward_s)
+            hidden_s = min(reduce_s - shown_reduce_s, reduces_s) + min(gather_s, gathers_s)
+            exchange_s += (SLOWED - 1) * hidden_s
+        return Work(elementwise_s=update_s, communication_s=exchange_s)
+
+    def last_bucket_share(self, trained: int, replicas: int) -> float:
+        """Return the share of the gradients that are reduced last, when no layer computes: those of the embedding."""
+        config, embedding = self.config, self.config.model.vocab_size * self.config.model.hidden_size // self.world.tp
+        last = max(bucket_size(trained, replicas), 0 if config.training.lora else embedding)
+        return min(1.0, last / trained)
 
     def update_s(self, updated: float, trained: int) -> float:
         """Return the seconds of an update: per trained parameter, its gradient is set to zero at the step's start.

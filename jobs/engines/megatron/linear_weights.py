@@ -90,7 +90,7 @@ class Unquantized:
     def backward(self, linear: ParallelLinear) -> Quantized:
         return Quantized(linear.weight.T, None)
 
-    def refresh(self) -> None:
+    def refresh(self, linears: Sequence[ParallelLinear] | None = None) -> None:
         """Do nothing: there are no copies."""
 
 

@@ -89,7 +89,7 @@ def update(engine: ModelAndOptimizer, rows: rows_of.Rows, indices: np.ndarray, l
         _scale_gradients(engine, len(indices))
         engine.optimizer.step(lr)
         with profile_range(Part.weights):
-            engine.refresh_weights()
+            engine.updated_weights.after_update()
     return share
 
 
@@ -179,7 +179,10 @@ def _no_pipeline(engine: ModelAndOptimizer, micro_batches: list[MicroBatch], *, 
     if forward_only:
         return [summed_loss(engine.chunks[0], batch) for batch in micro_batches]
     assert engine.training_pass is not None
-    losses = [engine.training_pass(batch) for batch in micro_batches]
+    *others, last = micro_batches
+    with engine.chunks[0].no_sync():  # the gradients are reduced once they are complete
+        losses = [engine.training_pass(batch) for batch in others]
+    losses.append(engine.training_pass(last))
     with profile_range(Phase.backward):
         reduce_gradients(engine.chunks)
     return losses

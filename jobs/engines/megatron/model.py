@@ -1,14 +1,13 @@
 """Build this rank's part of the model and its optimizer."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -22,8 +21,9 @@ from bench.contract.model import Activation, Model, Position
 from bench.contract.modules import Part
 from bench.contract.plan_kinds import TrainingPlan
 from bench.contract.schema import Precision
-from jobs.engines.megatron import device_ops, graphs, layer, lora
+from jobs.engines.megatron import data_parallel, device_ops, graphs, layer, lora
 from jobs.engines.megatron.adam import Adam
+from jobs.engines.megatron.data_parallel import UpdatedWeights
 from jobs.engines.megatron.frozen.head import Fp8Head
 from jobs.engines.megatron.frozen.layer import Fp8Layer
 from jobs.engines.megatron.frozen.ops import Fp8Ops
@@ -46,8 +46,7 @@ class ModelAndOptimizer:
     plan: TrainingPlan
     chunks: list[DistributedDataParallel]
     optimizer: Adam
-    linear_weights: LinearWeights | None
-    """The weights for the GEMMs of trained layers; None: the weights are frozen."""
+    updated_weights: UpdatedWeights
     training_pass: graphs.TrainingPass | None
     """Forward and backward pass of a micro-batch; None: megatron-core's pipeline schedule is used."""
 
@@ -56,13 +55,13 @@ class ModelAndOptimizer:
         return torch.device(torch.cuda.current_device())
 
     def unwrapped_chunks(self) -> list[GPTModel]:
-        """Return the chunks without the wrappers for DP and BF16."""
+        """Return the chunks without the wrappers for DP and BF16, with all weights of the last update."""
+        self.updated_weights.wait()
         return [_unwrap(chunk) for chunk in self.chunks]
 
     def refresh_weights(self) -> None:
-        """Update copies of the weights. Call this after every change of the weights, when all DP ranks have them."""
-        if self.linear_weights is not None:
-            self.linear_weights.refresh()
+        """Update copies of the weights. Call this after every change of the weights except an optimizer step."""
+        self.updated_weights.refresh()
 
 
 class _Model(GPTModel):
@@ -111,17 +110,13 @@ def build(plan: TrainingPlan, seed: int, *, ops: Ops | None = None) -> ModelAndO
     ops = ops or _ops(plan, torch.device(torch.cuda.current_device()))
     config = layer_config(plan, ops)
     chunks = [_build_chunk(plan, config, ops, stage, seed) for stage in range(plan.world.vpp)]
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=plan.config.parallel.distributed_optimizer
-    )
-    with graphs.side_stream() if plan.cuda_graph else nullcontext():
-        wrapped = [DistributedDataParallel(config, ddp, one, disable_bucketing=i > 0) for i, one in enumerate(chunks)]
-    for chunk in wrapped:
-        chunk.broadcast_params()
+    wrapped = data_parallel.wrap(plan, config, chunks)
     config.finalize_model_grads_func = reduce_gradients
-    linear_weights = _share_linear_weights([_unwrap(chunk) for chunk in wrapped], ops)
+    models = [_unwrap(chunk) for chunk in wrapped]
+    linear_weights = _share_linear_weights(models, ops)
+    updated_weights = UpdatedWeights(wrapped, models, linear_weights, is_captured=plan.cuda_graph)
     training_pass = graphs.training_pass(plan, wrapped[0]) if plan.world.pp == 1 else None
-    parts = ModelAndOptimizer(plan, wrapped, Adam(plan, wrapped), linear_weights, training_pass)
+    parts = ModelAndOptimizer(plan, wrapped, Adam(plan, wrapped), updated_weights, training_pass)
     parts.refresh_weights()
     return parts
 

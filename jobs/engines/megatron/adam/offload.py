@@ -35,11 +35,12 @@ class MomentStreamer:
         self.library = torch.cuda if device.type == "cuda" else torch.cpu
         self.copy_in, self.copy_out = self.library.Stream(), self.library.Stream()
         self.copied_out = [self.library.Event(), self.library.Event()]
+        self.current = 0
 
     def update(self, pieces: list[Piece], update: Callable[[Shard, Moments], None]) -> None:
         """Call `update` on every piece, with its moments in a device buffer."""
-        for number, piece in enumerate(pieces):
-            current = number % 2
+        for piece in pieces:
+            current, self.current = self.current, 1 - self.current
             moments = Moments(*(buffer[: len(piece.shard.grad)] for buffer in self.buffers[current]))
             with self.library.stream(self.copy_in):
                 self.copied_out[current].wait()

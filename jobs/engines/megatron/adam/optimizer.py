@@ -12,8 +12,16 @@ from bench.contract.modules import Part
 from bench.contract.plan import Plan
 from bench.contract.training import MomentPrecision
 from jobs.engines.megatron.adam import update as torch_update
-from jobs.engines.megatron.adam.offload import MomentStreamer, pieces_of
-from jobs.engines.megatron.adam.shards import Place, Shard, shards_of
+from jobs.engines.megatron.adam.offload import MomentStreamer, Piece, pieces_of
+from jobs.engines.megatron.adam.shards import (
+    BucketGroup,
+    Place,
+    Shard,
+    bucket_groups,
+    buckets_of,
+    finish_gather,
+    shards_of,
+)
 from jobs.engines.megatron.adam.update import Moments, Step
 from jobs.profiles.ranges import profile_range
 from jobs.ranks import rank_times
@@ -42,6 +50,7 @@ class Adam:
         dtype = torch.float32 if self.recipe.moments is MomentPrecision.fp32 else torch.bfloat16
         self.pieces = pieces_of(self.shards, dtype, offload=self.recipe.offload_moments)
         self.streamed = MomentStreamer(self.pieces) if self.recipe.offload_moments else None
+        self.groups = self._pieces_by_group()
         self.ops = _ops(self.shards[0].grad.device)
         self.reset()
 
@@ -63,12 +72,13 @@ class Adam:
             factor = (r.clip_grad / (self._norm() + 1e-6)).clamp(max=1.0)
         update = partial(self.ops.update, factor=factor, step=step)
         with profile_range(Part.adamw):
-            if self.streamed:
-                self.streamed.update(self.pieces, update)
-            else:
-                for piece in self.pieces:
-                    update(*piece)
-        self._share_weights()
+            for group, pieces in self.groups:
+                if self.streamed:
+                    self.streamed.update(pieces, update)
+                else:
+                    for piece in pieces:
+                        update(*piece)
+                self._start_gather(group)
 
     def states(self) -> list[State]:
         """Return the optimizer states; callers may read and overwrite them between two steps."""
@@ -79,15 +89,26 @@ class Adam:
     def resume(self, num_steps: int) -> None:
         """Resume after `num_steps` updates, from states that the caller has overwritten."""
         self.num_steps = num_steps
+        for group, _ in self.groups:
+            finish_gather(group)
         for shard in self.shards:
             shard.weights.copy_(shard.master)
-        self._share_weights()
+        for group, _ in self.groups:
+            self._start_gather(group)
 
-    def _share_weights(self) -> None:
-        """Gather the weights that other replicas have updated."""
+    def _pieces_by_group(self) -> list[tuple[BucketGroup, list[Piece]]]:
+        """Return the bucket groups in the order of the forward pass, each with its pieces."""
+        number = {bucket: number for number, bucket in enumerate(buckets_of(self.chunks))}
+        pieces: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            pieces.setdefault(piece.shard.bucket, []).append(piece)
+        groups = bucket_groups(self.chunks)
+        return [(group, [piece for bucket in group.buckets for piece in pieces[number[bucket]]]) for group in groups]
+
+    def _start_gather(self, group: BucketGroup) -> None:
+        """Gather the weights of a group that other replicas have updated; `data_parallel` says who waits."""
         if self.is_sharded:
-            for chunk in self.chunks:
-                chunk.start_param_sync()
+            group.start_param_sync()
 
     def _norm(self) -> Tensor:
         """Return the norm of the gradients of all ranks; each gradient counts once."""

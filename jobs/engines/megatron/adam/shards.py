@@ -4,6 +4,7 @@ A bucket holds the gradients of many weights in one tensor. With the distributed
 its part of every bucket, otherwise the full bucket. A rank holds FP32 master weights of the elements that it updates.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 from torch.nn import Parameter
 
+BucketGroup = Any
+"""megatron-core's _ParamAndGradBucketGroup: the buckets that are reduced and gathered together."""
 BLOCK = 2048
 """Elements per program of a kernel."""
 _END = 2**62
@@ -85,12 +88,38 @@ class Shard:
 
 def shards_of(chunks: list[DistributedDataParallel], *, is_sharded: bool) -> list[Shard]:
     """Return this rank's part of every bucket; is_sharded: each replica updates a part."""
-    shards: list[Shard] = []
+    return [
+        _shard_of(number, buffer, bucket, is_sharded)
+        for number, (buffer, bucket) in enumerate(_buffers_and_buckets(chunks))
+    ]
+
+
+def buckets_of(chunks: list[DistributedDataParallel]) -> list[Any]:
+    """Return all buckets of a rank, by number."""
+    return [bucket for _, bucket in _buffers_and_buckets(chunks)]
+
+
+def _buffers_and_buckets(chunks: list[DistributedDataParallel]) -> Iterator[tuple[Any, Any]]:
     for chunk in chunks:
         for buffer in chunk.buffers + chunk.expert_parallel_buffers:
-            for bucket in buffer.buckets:
-                shards.append(_shard_of(len(shards), buffer, bucket, is_sharded))
-    return shards
+            yield from ((buffer, bucket) for bucket in buffer.buckets)
+
+
+def bucket_groups(chunks: list[DistributedDataParallel]) -> list[BucketGroup]:
+    """Return the bucket groups of a rank in the order in which the forward pass needs their weights."""
+    return [group for chunk in chunks for group in _in_forward_order(chunk)]
+
+
+def _in_forward_order(chunk: DistributedDataParallel) -> list[BucketGroup]:
+    place = {weight: number for number, weight in enumerate(chunk.parameters())}
+    groups = chunk.bucket_groups + chunk.expert_parallel_bucket_groups
+    return sorted(groups, key=lambda group: min(place[weight] for weight in group.params))
+
+
+def finish_gather(group: BucketGroup) -> None:
+    """Let the current stream wait for the weights of a group, if they are being gathered."""
+    if group.param_gather_handle is not None:
+        group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def _shard_of(number: int, buffer: Any, bucket: Any, is_sharded: bool) -> Shard:

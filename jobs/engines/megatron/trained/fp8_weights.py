@@ -81,14 +81,17 @@ class Fp8Weights:
         return self.transposes.backward(linear)
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh(self, linears: Sequence[ParallelLinear] | None = None) -> None:
         """Quantise the weights again."""
+        linears = linears or self.linears
         self.transposes.invalidate()
-        amax = torch.stack([torch.linalg.vector_norm(linear.weight, float("inf")) for linear in self.linears]).float()
+        amax = torch.stack([torch.linalg.vector_norm(linear.weight, float("inf")) for linear in linears]).float()
         group = self.linears[0].tp_group
         if group.size() > 1:
             torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group=group)
-        self.scales.copy_(weight_scale(amax)[:, None])
-        for linear, copy in self.copies.items():
+        first = self.linears.index(linears[0])
+        self.scales[first : first + len(linears)].copy_(weight_scale(amax)[:, None])
+        for linear in linears:
+            copy = self.copies[linear]
             assert copy.scale is not None
             quantize_tensor(linear.weight, copy.scale, copy.values)

@@ -24,6 +24,7 @@ Shape letters: S sequence and B batch of this rank, M = S * B tokens (between th
 rank), H hidden, D head dimension, O output of a linear on this TP rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,9 @@ class TrainedLayer(HandWrittenLayer):
 
     ops: TrainedOps
     linear_weights: LinearWeights
-    """Shared by all layers of a rank; `model.build` sets it, `ModelAndOptimizer.refresh_weights` updates it."""
+    """Shared by all layers of a rank; `model.build` sets it, `data_parallel.UpdatedWeights` updates it."""
+    after_backward: Callable[[], None] | None = None
+    """Called when a backward pass has added all gradients of this layer; `data_parallel.wrap` sets it."""
 
     def forward(
         self,
@@ -117,6 +120,8 @@ class _LayerFunction(Function):
         saved = ctx.layer.load_activations(ctx)
         grad_MH, grad = layer_pass.mlp_backward(grad_SBH.contiguous().flatten(0, 1), saved)
         dx_MH = layer_pass.attention_backward(grad_MH, grad, saved)
+        if ctx.layer.after_backward is not None:
+            ctx.layer.after_backward()
         return None, None, None, None, dx_MH.view_as(grad_SBH)
 
 

@@ -49,8 +49,11 @@ class LinearWeights(Protocol):
     def backward(self, linear: ParallelLinear) -> Operand:
         """Return the weight as [I, O], not always contiguous in BF16; valid until two others are requested."""
 
-    def refresh(self) -> None:
-        """Update copies after the optimizer or a checkpoint has changed the weights."""
+    def refresh(self, linears: Sequence[ParallelLinear] | None = None) -> None:
+        """Update copies after the optimizer or a checkpoint has changed the weights: of all linears, or of these.
+
+        linears: neighbours in the order of the backward pass.
+        """
 
 
 class TrainedOps(Protocol):

@@ -144,8 +144,8 @@ class Fp8Weights:
         weight_OI, scale = self.copies[linear]
         return Operand(weight_OI.T, scale)
 
-    def refresh(self) -> None:
-        for linear in self.linears:
+    def refresh(self, linears: Sequence[ParallelLinear] | None = None) -> None:
+        for linear in linears or self.linears:
             weight_OI = linear.weight.detach()
             largest = amax(weight_OI)
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=linear.tp_group)
