@@ -12,15 +12,16 @@ slurm=tests/backends/slurm
 queued=($slurm/test_{runs,failures,submitit,pyxis,scripts,faults}.py) # the last one reads the results of jobs that run while the others run
 started=(tests/launch tests/report $slurm/test_doctor.py)
 with_torch=(tests/{engines,kernels,local_sgd,nemo,node_checks,profiles,ranks,tasks,weights})
-with_torch+=(tests/planning/test_huggingface_memory.py)
+with_torch+=(tests/planning/test_{experts,huggingface_memory}.py)
+with_torch+=(tests/data/test_{chat_template,packing,sentencepiece,sources}.py tests/contract/test_new_folder.py)
+with_torch+=(tests/launch/test_own_model.py tests/command/test_your_program.py)
+with_torch+=(tests/serving/test_{model_folder,prompts,server_profile}.py)
 on_nodes='^tests/(backends|data|driver|node_checks|profiles|studies)/' # their ranks wait for each other
 mapfile -t elsewhere < <(grep -rl --include='test_*.py' mark.trains tests | grep -vE '^tests/(launch|report|backends/slurm)/')
 mapfile -t nodes < <(printf '%s\n' "${elsewhere[@]}" | grep -E "$on_nodes")
 mapfile -t trained < <(printf '%s\n' "${elsewhere[@]}" | grep -vE "$on_nodes")
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-export COMPOSED_CONFIGS="$logs/composed" # configs that Hydra composed in one process are reused by the others (cached_configs.py)
-mkdir "$COMPOSED_CONFIGS"
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile all that they import
 "$python" -m compileall -q bench jobs tests/helpers
 code=0

@@ -21,7 +21,7 @@ from helpers.written_log import INPUTS, ONCE
 
 pytest_plugins = ("helpers.cpu_report",)
 compose._composed = cached_configs.cached(compose._composed)
-compose._of_choices = cached_configs.in_parts(cached_configs.shared(compose._of_choices))
+compose._of_choices = cached_configs.remembered(compose._of_choices)
 for library in ("OMP", "OPENBLAS", "MKL"):
     # Read when torch and numpy are loaded. Tensors in tests are tiny, so threads would only add overhead.
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
@@ -39,13 +39,13 @@ TIMEOUTS_S = {"slurm": 1800, "trains": 900}
 
 NUM_OBJECTS = 200_000
 """How many new objects trigger a garbage collection; the default of 700 takes 7 % of the CPU time."""
+gc.set_threshold(NUM_OBJECTS)
 
 
 def pytest_collection_finish() -> None:
     """Exclude all imported and collected objects from garbage collection."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(NUM_OBJECTS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

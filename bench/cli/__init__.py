@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -168,7 +169,9 @@ def _launch(argv: Sequence[str]) -> None:
     launch()
 
 
+@cache
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of every verb: 700 calls of argparse, so that one process makes it once."""
     parser: argparse.ArgumentParser = arguments.Parser(
         prog="runstop",
         description="runstop: plan, run and evaluate LLM benchmarks.",

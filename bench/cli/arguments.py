@@ -195,8 +195,11 @@ class Parser(argparse.ArgumentParser):
     """The command line, for hints."""
 
     def format_help(self) -> str:
-        self.epilog = in_this_shell(self.epilog or "")
-        return super().format_help()
+        pasted, self.epilog = self.epilog, in_this_shell(self.epilog or "")
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = pasted  # one process may parse several command lines
 
     def error(self, message: str) -> NoReturn:
         hint = self._hint(message)

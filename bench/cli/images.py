@@ -46,8 +46,7 @@ def _add_image(verbs: arguments.Verbs) -> None:
     )
     file.add_argument("file", type=Path, metavar="FILE")
     for action in (source, listed):
-        folder = Path(os.environ.get("IMAGES", "images"))
-        action.add_argument("--dir", type=Path, default=folder, help="folder of images (default: $IMAGES, else images)")
+        action.add_argument("--dir", type=Path, help="folder of images (default: $IMAGES, else images)")
     for action in (source, file):
         action.add_argument(
             "--arch", choices=("x86_64", "aarch64"), help="architecture of the nodes (default: that of this machine)"
@@ -60,6 +59,11 @@ def _image(args: argparse.Namespace) -> int:
     return {"import": _import_image, "list": _list_images, "verify": _verify_image}[args.action](args)
 
 
+def _folder(args: argparse.Namespace) -> Path:
+    folder: Path = args.dir or Path(os.environ.get("IMAGES", "images"))
+    return folder
+
+
 def _import_image(args: argparse.Namespace) -> int:
     from bench.console import images as image_sheets
     from bench.console import sheet
@@ -69,7 +73,7 @@ def _import_image(args: argparse.Namespace) -> int:
         architecture=args.arch, reimport=args.reimport, progress=image_sheets.show_progress
     )
     imported = importer.import_image(
-        args.source, args.dir, options=options, say=lambda line: print(line, file=sys.stderr, flush=True)
+        args.source, _folder(args), options=options, say=lambda line: print(line, file=sys.stderr, flush=True)
     )
     if args.json:
         from bench import answers
@@ -85,13 +89,14 @@ def _list_images(args: argparse.Namespace) -> int:
     from bench.console import sheet
     from bench.images import store as image_folder
 
-    entries = image_folder.entries(args.dir)
+    folder = _folder(args)
+    entries = image_folder.entries(folder)
     if args.json:
         from bench import answers
 
         answers.show(*map(answers.listed_image, entries))
     else:
-        sheet.show(image_sheets.list_sheet(args.dir, entries))
+        sheet.show(image_sheets.list_sheet(folder, entries))
     return 0
 
 

@@ -3,17 +3,24 @@
 import hashlib
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
-from pathlib import Path
+
+import hydra
+import omegaconf
 
 from bench.contract.schema import Config
+from helpers.paths import ROOT
 
 PATHS = ("DATADIR", "MODEL", "LOGDIR", "NEMO_PYTHON")
 """The environment that conf/ reads."""
-SHARED = "COMPOSED_CONFIGS"
-"""A folder for what Hydra composes; tests/all.sh makes one for all of its processes and removes it."""
+SHARED = ROOT / ".pytest_cache" / "composed"
+"""What Hydra composes, for all processes and for later runs: in a folder for each state of the code that fills it."""
+FILLED_BY = ("bench/contract/**/*.py", "bench/planning/compose.py", "bench/planning/conf_folder.py", "conf/**/*.yaml")
+"""The files that a composed config depends on."""
 
 PLACE = ("cluster", "gpu@cluster.gpu", "+failures@cluster.failures", "container")
 """Groups that say where a run goes. Their files fill `cluster` and `container`, and those of other groups do not."""
@@ -41,10 +48,14 @@ def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Conf
     return composed
 
 
+def remembered(of_choices: OfChoices) -> OfChoices:
+    """Return `of_choices` with a memory, files for other processes, and one request to Hydra for each part."""
+    return cache(shared(in_parts(shared(of_choices))))
+
+
 def in_parts(of_choices: OfChoices) -> OfChoices:
     """Return `of_choices`, which asks Hydra once for each place and once for each work, not for each pair of them."""
 
-    @cache
     def composed(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
         place = tuple(override for override in choices if override.partition("=")[0] in PLACE)
         work = tuple(override for override in choices if override not in place)
@@ -59,17 +70,30 @@ def in_parts(of_choices: OfChoices) -> OfChoices:
 
 
 def shared(of_choices: OfChoices) -> OfChoices:
-    """Return `of_choices` with files that other processes read and write too, where there is a folder for them."""
-    folder = os.environ.get(SHARED)
-    if folder is None:
-        return of_choices
+    """Return `of_choices` with files that other processes and later runs read and write too."""
+    folder = SHARED / _state()
+    for old in set(SHARED.glob("*")) - {folder}:
+        shutil.rmtree(old, ignore_errors=True)
 
     def read_or_composed(choices: tuple[str, ...], sources: tuple[str, int]) -> bytes:
-        path = Path(folder, hashlib.sha256(repr((choices, sources)).encode()).hexdigest())
-        if not path.exists():
+        path = folder / hashlib.sha256(repr((choices, sources)).encode()).hexdigest()
+        with suppress(FileNotFoundError):
+            return path.read_bytes()
+        composed = of_choices(choices, sources)
+        with suppress(OSError):  # a newer state of the code has removed the folder, or it cannot be written
+            folder.mkdir(parents=True, exist_ok=True)
             begun = path.with_suffix(f".{os.getpid()}")
-            begun.write_bytes(of_choices(choices, sources))
+            begun.write_bytes(composed)
             begun.replace(path)
-        return path.read_bytes()
+        return composed
 
     return read_or_composed
+
+
+def _state() -> str:
+    """Return the checksum of the code and the files of which configs are composed, and of the packages that do it."""
+    versions = (sys.version, hydra.__version__, omegaconf.__version__)
+    state = hashlib.sha256(repr(versions).encode())
+    for path in sorted(path for glob in FILLED_BY for path in ROOT.glob(glob)):
+        state.update(b"%s\0%s\0" % (bytes(path.relative_to(ROOT)), path.read_bytes()))
+    return state.hexdigest()

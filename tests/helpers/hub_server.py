@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -49,10 +50,15 @@ class Repo:
     """Size in bytes from which files are in LFS."""
     older: "tuple[Repo, ...]" = ()
 
-    @property
+    @cached_property
     def sha(self) -> str:
         content = b"".join(name.encode() + data for name, data in sorted(self.files.items()))
         return hashlib.sha1(content).hexdigest()
+
+    @cached_property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Each file as the tree lists it."""
+        return {path: _entry(path, data, self.lfs_from) for path, data in sorted(self.files.items())}
 
     def at(self, revision: str) -> "Repo | None":
         """Return the commit of a revision; None if there is none."""
@@ -166,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": path} for path in repo.files]
             content = {"id": "/".join(parts[1:3]), "sha": repo.sha, "private": False, "siblings": siblings}
             return self._json({**content, "gated": "manual" if repo.gated else False})
-        entries = [_entry(path, data, repo) for path, data in sorted(repo.files.items())]
+        entries = list(repo.entries.values())
         start = int(query.get("cursor", ["0"])[0])
         links = {}
         if start + PAGE < len(entries):
@@ -186,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if path not in repo.files:
             return self._fail(404, "EntryNotFound")
-        entry = _entry(path, repo.files[path], repo)
+        entry = repo.entries[path]
         lfs = entry.get("lfs")
         etag = lfs["oid"] if lfs else entry["oid"]
         headers = {"X-Repo-Commit": repo.sha, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
@@ -249,11 +255,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _entry(path: str, data: bytes, repo: Repo) -> dict[str, Any]:
+def _entry(path: str, data: bytes, lfs_from: int) -> dict[str, Any]:
     """Return a file as the tree lists it."""
     git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     entry: dict[str, Any] = {"type": "file", "oid": git, "size": len(data), "path": path}
-    if len(data) >= repo.lfs_from:
+    if len(data) >= lfs_from:
         digest = hashlib.sha256(data).hexdigest()
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n".encode()
         entry["oid"] = hashlib.sha1(b"blob %d\0" % len(pointer) + pointer).hexdigest()

@@ -1,5 +1,6 @@
 """Prompts have exactly the requested number of tokens, also with transformers' tokenizer."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from jobs.serving import prompts
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
+@cache
 def trained(*, byte_level: bool) -> Tokenizer:
     """Return a BPE tokenizer trained on docs/: byte-level without special tokens, or with Llama's spaces and BOS."""
     built = Tokenizer(models.BPE(unk_token=None if byte_level else "<unk>"))

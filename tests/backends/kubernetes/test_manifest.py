@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,11 @@ def hydra(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-PLAN = pickle.dumps(compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.version='1.31'"]))
+@cache
+def pickled_plan() -> bytes:
+    return pickle.dumps(
+        compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.version='1.31'"])
+    )
 
 
 @settings(max_examples=in_proportion(20))
@@ -315,7 +320,7 @@ def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> 
     """Every object has the same structure as with harmless values, and each value is unchanged."""
 
     def rendered(one: str, two: str) -> list[Any]:
-        plan = pickle.loads(PLAN)
+        plan = pickle.loads(pickled_plan())
         k = plan.config.cluster.kubernetes
         assert k is not None
         k.object, k.image, k.namespace, k.image_pull_secrets, k.priority_class, k.queue = (
