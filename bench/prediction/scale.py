@@ -112,7 +112,7 @@ class Scaling:
     """Why no published row is like these estimates, so that they have no interval; empty if there are such rows."""
     currency: str
     power_source: str
-    """Where the power of a GPU is from; empty if it is not known."""
+    """The source of the power of a GPU. Empty if the power is not known."""
     published: tuple[PublishedSpeed, ...]
     """Measured by others, with their batches and layouts."""
 
