@@ -37,7 +37,7 @@ def check(lengths: Lengths, config: Config) -> None:
     assert serving is not None
     if serving.requests * config.trials > MOST_SAMPLED:
         raise ConfigError(
-            f"all trials together have {serving.requests * config.trials:,} requests per load, but a plan can "
+            f"all trials together have {serving.requests * config.trials:,} requests for one load, but a plan can "
             f"contain the lengths of at most {MOST_SAMPLED:,} requests",
             where=f"task.serving.requests, trials, {WHERE}",
             fix="lower task.serving.requests or trials",
@@ -144,7 +144,7 @@ def _pairs(path: Path) -> tuple[list[Pair], str]:
     records = _json_lines(text, path) if path.suffix == ".jsonl" else _csv_rows(text, path)
     pairs = [(_count(one, PROMPT, where), _count(one, ANSWER, where)) for one, where in records]
     if not pairs:
-        raise ConfigError("the file of lengths has no pairs", where=str(path), fix=FIX)
+        raise ConfigError("the file has no pairs of a prompt length and an answer length", where=str(path), fix=FIX)
     return pairs, hashlib.sha256(content).hexdigest()
 
 

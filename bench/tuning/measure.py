@@ -102,7 +102,7 @@ def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monoto
         raise BenchError(
             f"no run has a result, so no settings are the best: {failed}",
             where=short(ready.folder),
-            fix=f"look for the cause with runstop why {short(ready.folder)}/RUN, and repeat the command",
+            fix=f"find the cause with runstop why {short(ready.folder)}/RUN, and repeat the command",
         )
     return proof.write(tuning, request.overrides)
 

@@ -128,7 +128,7 @@ REFUSED = {
     ("csv", "prompt_tokens,answer_tokens\n1\n"): "answer_tokens is None",
     ("csv", "prompt_tokens,answer_tokens\n1,2.5\n"): "answer_tokens is '2.5'",
     ("csv", "prompt_tokens,answer_tokens\n0,2\n"): "prompt_tokens is 0",
-    ("csv", "prompt_tokens,answer_tokens\n"): "the file of lengths has no pairs",
+    ("csv", "prompt_tokens,answer_tokens\n"): "the file has no pairs of a prompt length and an answer length",
     (
         "csv",
         "prompt_tokens,answer_tokens\n9,9\n1000,25\n",

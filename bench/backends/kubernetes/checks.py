@@ -249,8 +249,11 @@ def program_files(subject: Subject) -> Iterator[Finding]:
     for place, text in enumerate(program.argv if program else []):
         is_here = Path(text).is_relative_to(Path.cwd()) and Path(text).is_file()
         if is_here and not any(Path(text).is_relative_to(path) for path in mounted):
-            fix = "put it into the image or onto a volume of the pods, and write its path there (docs/your-program.md)"
-            what = f"{text} is a file of this machine, and no volume of the pods has it"
+            fix = (
+                "put the file into the image or onto a volume of the pods, and use its path in the pods "
+                "(docs/your-program.md)"
+            )
+            what = f"{text} is a file of this machine, but no volume of the pods contains it"
             yield broken("KUB-15", what, f"engine.command.argv[{place}]", fix=fix, severity="warning")
 
 
