@@ -90,7 +90,7 @@ def is_projected(plan: Plan) -> bool:
 
 
 def walltime(subject: Subject) -> Iterator[Finding | str]:
-    """Yield a warning if the projected time of a trial is longer than its walltime."""
+    """Yield a warning if the estimated time of a trial is longer than its walltime."""
     plan = required(subject.plan, TrainingPlan)
     projected, limit = projection.training_time(plan), plan.config.walltime
     assert projected is not None and limit is not None
