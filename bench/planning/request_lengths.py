@@ -93,7 +93,7 @@ def _checked(one: LogNormal, where: str) -> _Stated:
     stated = _stated(one)
     lowest, highest = stated.lowest, stated.highest
     if not 1 <= lowest <= highest:
-        what = f"the limits are {lowest:,} and {highest:,}, but must be at least 1 and in ascending order"
+        what = f"min is {lowest:,} and max is {highest:,}, but min must be at least 1, and max must not be below min"
         raise ConfigError(what, where=f"{where}.min, {where}.max", fix="set limits such as min=4 and max=1024")
     if not lowest <= stated.mean <= highest:
         what = f"the mean is {stated.mean:g}, but must be within the limits, {lowest:,} to {highest:,}"

@@ -111,7 +111,7 @@ def of_run(folder: Path) -> Goodput:
     plan = plan_kinds.load(folder / run_files.PLAN)
     if plan_kinds.training_plan(plan) is None:
         raise ConfigError(
-            f"goodput shows only training runs, but this is a run of kind {plan.config.task.kind.name}",
+            f"goodput shows only training runs, but this run is of kind {plan.config.task.kind.name}",
             where=str(folder),
             fix=f"to see the results of this run: runstop report {short(folder)}",
         )

@@ -204,7 +204,9 @@ def _chosen(request: Request, config: Config, ranked: Sequence[Candidate]) -> tu
             reason = planned.reason or reason
             chosen += [one] if planned.runs else []
     if not chosen:
-        raise ConfigError(f"no settings can be planned: {reason}", where="cluster, task", fix="runstop plan shows why")
+        raise ConfigError(
+            f"runstop cannot plan any settings: {reason}", where="cluster, task", fix="runstop plan shows why"
+        )
     return chosen, _session(request, config, chosen, runs=1)
 
 

@@ -319,7 +319,7 @@ def test_errors_say_what_where_and_fix(
         (["model", "../../etc"], "the form ORG/NAME"),
         (["model", "org/tiny", "--revision", "v9"], "the repository has no revision v9"),
         (["model", "org/tiny", "--include", "*.gguf"], "no file of the repository matches --include *.gguf"),
-        (["model"], "the command names no repository"),
+        (["model"], "the command has no repository"),
         (["model", "org/tiny", "--check", "x"], "--check takes only a folder"),
         (["mlperf", "resnet"], "MLPerf's locations are known for llama2_70b_lora and llama31_8b"),
     ],

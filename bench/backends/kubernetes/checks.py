@@ -124,7 +124,9 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
             yield broken("KUB-15", f"the pods have no volume for cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
-            yield broken("KUB-15", f"the volume {name} must have exactly one of claim and host_path", f"{WHERE}.{name}")
+            yield broken(
+                "KUB-15", f"the volume {name} needs either claim or host_path, but not both", f"{WHERE}.{name}"
+            )
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
             yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
@@ -404,9 +406,7 @@ def kinds(subject: Subject) -> Iterator[Finding | str]:
         available = [one["kind"] for one in response(subject, name)["resources"]] if is_known else []
         if kind not in available:
             fix = f"ask the admins to install the operator that provides {kind}, or set {WHERE}.object=job"
-            yield broken(
-                "KUB-06", f"the cluster does not support the kind {kind} ({group})", f"{WHERE}.object", fix=fix
-            )
+            yield broken("KUB-06", f"the cluster does not have the kind {kind} ({group})", f"{WHERE}.object", fix=fix)
         else:
             yield f"{kind} {group}"
 

@@ -381,7 +381,7 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
         (
             ["cluster.kubernetes.data={claim: a, host_path: /b}"],
             "KUB-15",
-            "must have exactly one of claim and host_path",
+            "needs either claim or host_path, but not both",
         ),
         (["cluster.paths.logs=$LOGDIR"], "KUB-15", "cannot be a path in pods"),
         (
