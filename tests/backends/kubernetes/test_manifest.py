@@ -468,7 +468,7 @@ def test_a_program_in_the_current_folder_must_be_on_a_volume(tmp_path: Path, mon
     for more, expected in (([], [f"{tmp_path}/train.py is a file of this machine"]), ([mount], [])):
         checked = run(checks.CONFIG_CHECKS, Subject(compose.compose([*words, *more]), ""), tier="laptop")
         problems = [f.what for one in checked for f in one.findings if f.where.startswith("engine.command")]
-        assert [what.partition(", and")[0] for what in problems] == expected
+        assert [what.partition(", but")[0] for what in problems] == expected
 
 
 @pytest.mark.parametrize("name", SHOWN)
