@@ -196,7 +196,7 @@ NCCL: Texts = {
         " unset both variables",
     ),
     "NCC-02": (
-        "NCCL does not find InfiniBand. It uses TCP sockets, which are 4 to 5 times slower between nodes",
+        "NCCL does not find InfiniBand and uses TCP sockets, which are 4 to 5 times slower between nodes",
         "check that the container has /dev/infiniband; check NCCL_IB_DISABLE and NCCL_IB_HCA; `ibstat` must show "
         "active ports on each node",
     ),

@@ -55,7 +55,7 @@ LOG: Texts = {
         "log one integer as the seed, and a different seed for each run",
     ),
     "LOG-16": (
-        "the data is random tokens. So the log measures only speed, and has no time to train and no score",
+        "the data is random tokens, so the log measures only speed (no time to train, no score)",
         "`runstop report` compares the speed; for a time to train set model.weights=checkpoint",
     ),
     "LOG-17": (
@@ -76,7 +76,7 @@ LOG: Texts = {
         "or the log file was changed",
     ),
     "LOG-21": (
-        "the trial was resumed from a checkpoint. So its log covers only a part, and has no time to train",
+        "the trial was resumed from a checkpoint, so its log covers only a part and has no time to train",
         "step times, speed and losses are those of this part; for a time to train, run a trial without interruption",
     ),
     "LOG-22": (
