@@ -42,7 +42,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     kind: str
     """The kind of the task: train, generate, serve or kernels."""
     valid: bool
-    """Whether the trial completed its task, by our rules; for training, whether it reached its target."""
+    """Whether the trial completed its task, by runstop's rules. For training, whether it reached its target."""
     problems: tuple[str, ...]
     """Why the trial is not valid, in words."""
     findings: tuple[Finding, ...]
@@ -66,13 +66,13 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     time_to_train_min: float | None
     """From run_start to run_stop; null for a part of a trial."""
     has_target: bool
-    """Whether the run has a target; without one no number of the log is a time to train."""
+    """Whether the run has a target. Without a target, no number of the log is a time to train."""
     has_random_rows: bool
-    """Whether the data was random tokens; losses then have no meaning."""
+    """Whether the data was random tokens. Then losses have no meaning."""
     shape_of: str | None
-    """If the log has no target: the benchmark whose steps and evaluations are the same amount of work."""
+    """If the log has no target: the benchmark with the same amount of work in steps and evaluations."""
     resumed_samples: float | None
-    """Samples trained by earlier attempts; null for a complete trial."""
+    """Samples that earlier attempts trained; null for a complete trial."""
     init_s: float | None
     """From the first init_start to init_stop."""
     evaluations: tuple[Evaluation, ...]
@@ -105,7 +105,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     throughput_samples_s: float | None
     num_gpus: int | None
     gpu_count_conflict: str
-    """Why the GPU count of the log is wrong; empty if there is no conflict."""
+    """Why the GPU count of the log is wrong. Empty without a conflict."""
     tokens_s_gpu: float | None
     """Tokens per second and GPU."""
     tflop_per_sample: float | None
@@ -164,7 +164,7 @@ class ImportedLoad(Answer, kw_only=True, tag="runstop/imported-load/1.0"):
 
 
 class Clue(Part, kw_only=True):
-    """Another rule that matches, mostly a consequence."""
+    """Another rule that matches. Usually it is a consequence."""
 
     rule: str
     title: str
@@ -249,7 +249,7 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     rcp_min_samples: float | None
     """The lowest accepted mean."""
     rcp_factor: float | None
-    """At least 1; the minutes are multiplied by it."""
+    """At least 1. The score is the minutes times this factor."""
     official_min: float | None
     """olympic_min times rcp_factor; null unless the score is valid."""
     interval_min: tuple[float, float] | None
@@ -261,7 +261,7 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     findings: tuple[Finding, ...]
     valid: bool
     disagreements: tuple[str, ...]
-    """Where the verdict of MLPerf's checker differs from ours."""
+    """Where the verdict of MLPerf's checker differs from that of runstop."""
 
 
 class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
@@ -296,7 +296,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     mfu: float | None = None
     eval_time_s: float | None = None
     evaluation_share: float | None = None
-    """Of the time from run_start to run_stop."""
+    """The share of the time from run_start to run_stop."""
     peak_memory_gib: float | None = None
     estimated_memory_gib: float | None = None
     has_target: bool | None = None
@@ -328,7 +328,7 @@ class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
     num_gpus: int | None
     accelerator: str | None
     time_to_train_min: float | None
-    """The score: the olympic mean times the RCP factor. For a single run its minutes. Null without a score."""
+    """The score: the olympic mean times the RCP factor. For a single run: its minutes. Null without a score."""
     olympic_min: float | None
     rcp_factor: float | None
     global_batch_size: int | None
@@ -346,11 +346,11 @@ class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
     """Samples between two evaluations."""
     step_time_ms: float | None
     tokens_s_gpu: float | None
-    """Tokens per second and GPU while training, evaluations not counted."""
+    """Tokens per second and GPU during training, without evaluations."""
     valid: bool
     """Whether the logs are a score by the official rules."""
     notes: tuple[str, ...]
-    """Why a value is missing, and where sources differ."""
+    """Reasons for missing values, and differences between sources."""
 
 
 class Checker(Part, kw_only=True):
@@ -375,7 +375,7 @@ class Package(Answer, kw_only=True, tag="runstop/package/1.1"):
     todo: tuple[str, ...]
     """The values that the user must fill in."""
     energy_j: dict[str, float]
-    """MLPerf's energy of an entry, unscaled, by its folder in the submission; empty without power."""
+    """By folder of the submission: MLPerf's energy of this entry, before the RCP factor. Empty without power."""
     checkers: dict[str, Checker]
     findings: tuple[Finding, ...]
     passed: bool
@@ -401,7 +401,7 @@ class ComparedValues(msgspec.Struct, kw_only=True):
     pairing: str
     """paired by block, paired in order of time, or not paired."""
     margin: float
-    """As a share: systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
+    """A share. Systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
     confidence: float
     first: tuple[float, ...]
     second: tuple[float, ...]
@@ -449,7 +449,7 @@ class HistoryRun(Answer, kw_only=True, tag="runstop/history-run/1.0"):
     trials: tuple[int, ...]
     """The numbers of the valid trials."""
     values: dict[str, tuple[float, ...]]
-    """By measurement, the value of each trial."""
+    """For each measurement, the value of each trial."""
     facts: dict[str, str]
     """Hardware and software."""
     tags: tuple[str, ...]
@@ -457,7 +457,7 @@ class HistoryRun(Answer, kw_only=True, tag="runstop/history-run/1.0"):
 
 
 class NodeFinding(Part, kw_only=True):
-    """What a run found against a node."""
+    """A problem of a node that a run found."""
 
     run: str
     kind: str
@@ -475,14 +475,14 @@ class Node(Answer, kw_only=True, tag="runstop/node/1.0"):
     runs: tuple[str, ...]
     """The oldest first."""
     passed_checks: int
-    """How many node checks without a finding it took part in."""
+    """The number of node checks of this node without a finding."""
     findings: tuple[NodeFinding, ...]
     """The oldest first."""
     last_seen: str | None
     is_left_out: bool
-    """Whether cluster.avoid=auto leaves it out: a finding within the time is newer than all passed checks."""
+    """Whether cluster.avoid=auto leaves out this node."""
     reason: str | None
-    """The newest finding in words, if it is left out."""
+    """The newest finding in words, if the node is left out."""
 
 
 class Regression(Answer, kw_only=True, tag="runstop/regression/1.0"):
@@ -510,12 +510,12 @@ class StudyTitle(Answer, kw_only=True, tag="runstop/study-title/1.0"):
 
 
 class StudyPlan(Answer, kw_only=True, tag="runstop/study-plan/1.0"):
-    """What a study would run (`--dry-run`)."""
+    """The runs that a study would start (`--dry-run`)."""
 
     folder: str
     arms: tuple[PlannedArm, ...]
     gpu_hours: dict[str, float | None]
-    """The GPU hours of one run of each arm, by the estimated step time, without start and evaluations."""
+    """The estimated GPU hours of one run of each arm, without start and evaluations."""
     cost: dict[str, float | None]
     """The price of these GPU hours."""
     order: tuple[tuple[str, ...], ...]

@@ -21,7 +21,7 @@ class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
     state: str
     """The state of the job while it is active, and later the outcome of the run."""
     job_state: str | None
-    """The state by the name that the scheduler gives it."""
+    """The state in the words of the scheduler."""
     is_active: bool
     """Whether a job is queued or running."""
     reason: str
@@ -32,7 +32,7 @@ class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
     rule: str | None
     """The rule that explains the failure."""
     started: str | None
-    """When the first valid trial began; before that, when the run was launched."""
+    """The time when the first valid trial began. Without a valid trial, the time of the launch."""
     overrides: str
     """The overrides on the command line; empty if they are not known."""
     tags: tuple[str, ...]
@@ -76,29 +76,29 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
     points: tuple[dict[str, Any], ...]
     """One for each number of nodes, with `num_nodes`."""
     pays_until: int | None
-    """The number of nodes up to which scaling pays: added GPUs still bring a stated share of what the first ones do."""
+    """Scaling pays up to this number of nodes. Beyond it, an added GPU brings less than half of a first one."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     not_calibrated: str
-    """Why the estimates have no intervals; empty if they have."""
+    """Why the estimates have no intervals. Empty if they have intervals."""
     power_source: str
-    """Where the power of a GPU is from; empty if it is not known."""
+    """The source of the power of a GPU. Empty if the power is not known."""
     published: tuple[dict[str, Any], ...]
     """Values that other projects measured."""
 
 
 class TimePart(Part, kw_only=True):
-    """What took a part of the time of a run."""
+    """A part of the time of a run."""
 
     part: str
     """training, evaluation, checkpoints, stalls, start, repeated, down, restart, end or other."""
     what: str
     """What is counted."""
     is_restart: bool
-    """Whether interruptions caused it."""
+    """Whether interruptions caused this part."""
     seconds: float
     share: float
-    """Of the time of the run; the shares add up to 1."""
+    """The share of the time of the run. The shares add up to 1."""
     gpu_hours: float | None
     """Null on CPUs."""
 
@@ -115,7 +115,7 @@ class TrialTime(Part, kw_only=True):
 
 
 class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
-    """What the wall-clock time of the trials of a run went to."""
+    """How the trials of a run spent their wall-clock time."""
 
     run: str
     wall_s: float
@@ -134,7 +134,7 @@ class TunedSettings(Part, kw_only=True):
     """Settings that `runstop tune` ranked, and their measurements; values are null without enough runs."""
 
     rank: int
-    """By the estimated step, from 1."""
+    """The position in the ranking by estimated step time, from 1."""
     name: str
     overrides: tuple[str, ...]
     estimated_step_ms: float | None
@@ -152,7 +152,7 @@ class TunedSettings(Part, kw_only=True):
     high_ms: float | None
     """The 95 % interval of the geometric mean over runs."""
     slower_percent: float | None
-    """How much longer its step is than that of the settings in `than`."""
+    """How much longer a step takes than with the settings in `than`, in percent."""
     slower_low_percent: float | None
     slower_high_percent: float | None
     than: str
@@ -171,11 +171,11 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     """The folder of the runs; empty with --dry-run."""
     num_candidates: int
     settings: tuple[TunedSettings, ...]
-    """Those that were measured; with --dry-run all that fit."""
+    """The measured settings. With --dry-run: all settings that fit."""
     best: str
-    """The name of the fastest; empty with --dry-run."""
+    """The name of the fastest settings. Empty with --dry-run."""
     is_decided: bool
-    """Whether all others are slower, equivalent, or failed."""
+    """Whether all other settings are slower or equivalent, or have failed."""
     stopped_by: str
     num_blocks: int
     steps: int
@@ -183,9 +183,9 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     margin: float
     """Differences within this share count as equivalent."""
     confidence: float
-    """Of each interval of a difference."""
+    """The confidence of each interval of a difference."""
     regret: float | None
-    """By which share the step of the first of the ranking is longer than that of the best."""
+    """How much longer a step of the first settings in the ranking takes than a step of the best, as a share."""
     estimated_by: str
     overrides_file: str
     command: str
@@ -242,13 +242,13 @@ class Coming(Part, kw_only=True):
     high_min: float
     """The range of this time."""
     probability: float
-    """That the target is reached there and not before."""
+    """The probability that the target is reached there and not before."""
     cumulative: float
     """The probability that the target is reached there or before."""
 
 
 class WatchedTrial(Part, kw_only=True):
-    """The state of a trial at one moment; null for what the log does not have."""
+    """The state of a trial at one moment. Values that the log does not have are null."""
 
     name: str
     trial: int
@@ -351,7 +351,7 @@ class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
 
 
 class WrongFile(Part, kw_only=True):
-    """A file that is not as it was downloaded."""
+    """A file that has changed since its download."""
 
     file: str
     what: str
@@ -379,5 +379,5 @@ class Calibration(Answer, kw_only=True, tag="runstop/calibration/1.0"):
     skipped: tuple[str, ...]
     """Points that do not fit in the GPU's memory."""
     link_error: str | None
-    """Why the links between GPUs were not measured; null if they were, or if there is one GPU."""
+    """Why the links between GPUs were not measured. Null if they were measured, or if there is only one GPU."""
     gpu: Gpu

@@ -102,7 +102,7 @@ def program(subject: Subject) -> Iterator[Finding | str]:
     for argument in arguments:
         is_script = argument.endswith(SCRIPTS) and not placeholders(f"{folder}{argument}")
         if is_script and not Path(folder, argument).is_file():
-            yield broken("RUN-08", f"the file {argument} does not exist here", where, fix=fix)
+            yield broken("RUN-08", f"the file {argument} does not exist on this machine", where, fix=fix)
 
 
 def _search_path(settings: Program) -> str | None:

@@ -84,9 +84,9 @@ def stop_driver(folder: Path) -> None:
     host, pid = driver(folder) or ("", 0)
     if not host:
         fix = "no action is needed; `runstop runs` lists the active runs"
-        raise SubmitError("there is nothing to cancel: no process runs this run", where=str(folder), fix=fix)
+        raise SubmitError("there is nothing to cancel: this run has no process", where=str(folder), fix=fix)
     if host != socket.gethostname():
-        what = f"the process of this run is on the host {host}, and only a command on that host can stop this process"
+        what = f"the process of this run is on the host {host}, and can be stopped only there"
         raise SubmitError(what, where=str(folder), fix=f"run the same command on {host}")
     try:
         process = os.pidfd_open(pid)  # after this, the number cannot become that of another process

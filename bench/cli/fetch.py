@@ -47,7 +47,7 @@ def _fetch(args: argparse.Namespace) -> int:
         return _mlperf(args)
     if len(named) < 2:
         fix = "write `runstop fetch model ORG/NAME`, `runstop fetch data ORG/NAME` or `runstop fetch --check FOLDER`"
-        raise ConfigError("the command names no repository (ORG/NAME)", where="the command line", fix=fix)
+        raise ConfigError("the command has no repository (ORG/NAME)", where="the command line", fix=fix)
     return _download(args)
 
 

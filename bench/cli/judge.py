@@ -197,7 +197,7 @@ def _require_log(log: "Log", file: Path, path: Path) -> None:
         return
     fix = "give the result_K.txt of a trial; for the output of a job that failed: runstop why FILE"
     if not file.stat().st_size:
-        what = "the log is empty: its trial ended before it wrote anything"
+        what = "the log is empty: the trial ended before it wrote a record"
         raise LogError(what, where=str(path), fix="to see why: runstop why RUN, with the run folder of this log")
     raise NotALogError("the file is not a log: it has no MLLOG line", where=str(path), fix=fix)
 

@@ -143,7 +143,7 @@ def _matching(text: str) -> list[Path]:
     folders = sorted(one for one in matches if (one / studies.STUDY).exists())
     if not folders:
         raise ConfigError(
-            "no folder of a study matches this pattern", where=text, fix="name folders such as LOGDIR/studies/NAME-*"
+            "no folder of a study matches this pattern", where=text, fix="write a pattern such as LOGDIR/studies/NAME-*"
         )
     return folders
 
@@ -156,7 +156,7 @@ def _check_only_read(args: argparse.Namespace, *, several: bool = False) -> None
         raise ConfigError(
             f"{unused[0]} does not apply to the folder of a study: runstop only shows the results in this folder",
             where=args.name,
-            fix="to run or plan the study, give the name of the study instead of the folder",
+            fix="to run or plan the study, write the name of the study instead of the folder",
         )
 
 

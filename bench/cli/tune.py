@@ -80,11 +80,11 @@ def _tune(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that do not belong together or are too small."""
     if args.dry_run and args.out:
-        what = "--out writes the page of all runs, but --dry-run runs nothing"
+        what = "--out writes a page about the runs, but --dry-run starts no run"
         raise ConfigError(what, where="--out", fix="remove --dry-run or --out")
     if args.blocks < 2:
-        what = "one run of each has no interval, so --blocks must be at least 2"
-        raise ConfigError(what, where="--blocks", fix="give a larger number, or leave --blocks out for 6")
+        what = "--blocks must be at least 2, because a single run of each setting has no interval"
+        raise ConfigError(what, where="--blocks", fix="give a larger number, or remove --blocks (the default is 6)")
 
 
 VERBS = (_add_tune,)

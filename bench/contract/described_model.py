@@ -142,6 +142,6 @@ def require_same(config: Mapping[str, Any], described: Described, *, where: str)
         raise ConfigError(
             f"config.json differs from the plan: {'; '.join(wrong[:3])}",
             where=where,
-            fix="set MODEL to the folder that was planned, or start a new run",
+            fix="set MODEL to the folder of the plan, or start a new run",
             rule="CFG-06",
         )

@@ -73,7 +73,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
     if (folder / INDEX).exists():
         index = _json(folder / INDEX).get("weight_map", {})
         if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
-            raise _damaged(folder / INDEX, "its weight_map does not name a file of this folder for every tensor")
+            raise _damaged(folder / INDEX, "its weight_map does not list a file of this folder for each tensor")
     elif not (folder / SINGLE).exists():
         raise MissingWeightsError(
             "the folder contains no *.safetensors",

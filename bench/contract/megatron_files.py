@@ -60,7 +60,7 @@ def read(folder: Path, name: str) -> Index:
     if index_bytes < (needed := HEADER_BYTES + 12 * sequences + 8 * documents):
         raise _wrong(f"the index has {index_bytes:,} bytes, but its header requires {needed:,} bytes", index)
     if token_bytes % width:
-        what = f"the file has {token_bytes:,} bytes, which is no multiple of the size of a token ({dtype})"
+        what = f"the file has {token_bytes:,} bytes, which is not a multiple of the size of a token ({dtype})"
         raise _wrong(what, tokens)
     return Index(dtype, sequences, token_bytes // width)
 

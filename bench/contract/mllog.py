@@ -244,7 +244,7 @@ class Writer:
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
             raise ConfigError(
-                "this trial already has a log, and a second start must not append to a log",
+                "this trial already has a log, and a second start must not append to it",
                 where=str(path),
                 fix="remove launch.folder to get a new run folder, or move the old log to another folder",
                 rule="CFG-05",

@@ -85,7 +85,7 @@ class World:
     vpp: int
     sp: bool
     ep: int = field(default=1, metadata=OMIT_DEFAULT)
-    """Over how many of the dp * cp ranks the experts are split; the others hold the same experts."""
+    """The number of dp * cp ranks over which the experts are split. The other ranks have copies."""
     groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """Number of local SGD groups of consecutive ranks, each split in this way; None: no local SGD."""
 
@@ -103,13 +103,13 @@ class Cost:
     attention_s: float
     elementwise_s: float
     communication_s: float
-    """Includes the wait for other ranks."""
+    """Including the wait for other ranks."""
     recompute_s: float
     """All recomputation, including its communication."""
     bubble_s: float
     """Pipeline fill and drain."""
     host_s: float
-    """The GPU's wait for the host, if launching kernels takes longer than running them. Counted in FP8 only."""
+    """The time in which the GPU waits for the host to launch kernels. Only for FP8."""
     step_s: float
 
 

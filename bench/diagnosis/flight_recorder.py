@@ -111,7 +111,7 @@ def _of_group(ranks: Mapping[int, Collective], group: str) -> tuple[str, bool]:
     if len(calls := {(one.name, one.sizes) for one in inside.values()}) > 1:
         others = ", ".join(f"{name} of {sizes}" for name, sizes in sorted(calls))
         return f"flight recorder: ranks called different collectives as number {furthest:,} of {group}: {others}", True
-    return f"flight recorder: {_who(inside)} entered {collective}, and it did not end", False
+    return f"flight recorder: {_who(inside)} entered {collective}, but it did not end", False
 
 
 def _named(group: str, of_ranks: Mapping[int, Any]) -> str:

@@ -107,7 +107,7 @@ def plan(request: Request) -> Planned:
     repo = hub.repository(request.kind, request.repo, wanted)
     if known is not None and known.revision != repo.revision:
         what = f"the folder has revision {known.revision}, not {repo.revision}"
-        fix = "give another FOLDER, or leave --revision out to complete this one"
+        fix = "give another FOLDER, or remove --revision to complete this folder"
         raise ConfigError(what, where=str(request.folder), fix=fix)
     files = selected(repo, request)
     return Planned(
@@ -141,11 +141,13 @@ def selected(repo: Repository, request: Request) -> tuple[RemoteFile, ...]:
     elif not request.everything:
         files = [file for file in files if _is_needed(file.path, request.kind)]
         if request.kind == "model" and not any(file.path.endswith(WEIGHTS) for file in files):
-            what = f"the repository has no {WEIGHTS} in its first folder, and runstop reads no other weights"
-            fix = "take another repository or --revision, or download all files with --all and convert them"
+            what = f"the repository has no {WEIGHTS} in its top folder, and runstop reads no other weights"
+            fix = "choose another repository or revision, or download all files with --all and convert them"
             raise ConfigError(what, where=repo.page, fix=fix)
     if not files:
-        raise ConfigError("the repository has no files", where=repo.page, fix="take another repository or --revision")
+        raise ConfigError(
+            "the repository has no files", where=repo.page, fix="choose another repository or another --revision"
+        )
     return tuple(files)
 
 
@@ -221,7 +223,7 @@ def _one_file(planned: Planned, file: RemoteFile, content: Record, parts: Path, 
             return known
         fetched, is_equal = record.checked(place, file.checksum)
         if not is_equal:
-            what = "the folder has another file of this name: its checksum is not that of the hub"
+            what = "the folder has another file of this name: its checksum differs from the hub's checksum"
             raise ConfigError(what, where=str(place), fix="move or delete this file, or give another FOLDER")
         return fetched
     part = _part(parts, file)
@@ -230,7 +232,7 @@ def _one_file(planned: Planned, file: RemoteFile, content: Record, parts: Path, 
     fetched, is_equal = record.checked(part, file.checksum)
     if not is_equal:
         part.unlink()
-        what = f"the content that the hub sent does not have the hub's checksum {file.checksum}"
+        what = f"the hub sent a file whose checksum is not the stated one: {file.checksum}"
         fix = "run the same command again; if it fails again, a proxy or mirror (HF_ENDPOINT) alters the file"
         raise BenchError(what, where=f"{planned.repo.page}, {file.path}", fix=fix)
     place.parent.mkdir(parents=True, exist_ok=True)

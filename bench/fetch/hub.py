@@ -79,7 +79,7 @@ def repository(kind: str, name: str, revision: str | None) -> Repository:
         BenchError: the hub does not answer, or answers with an error.
     """
     if not _NAME.fullmatch(name):
-        fix = "write it as on the hub, such as meta-llama/Llama-3.1-8B"
+        fix = "write the name as on the hub, such as meta-llama/Llama-3.1-8B"
         raise ConfigError("the name of a repository has the form ORG/NAME", where=repr(name), fix=fix)
     library, endpoint = _library(), _endpoint()
     api = library.HfApi(endpoint=endpoint, library_name="runstop")
@@ -175,7 +175,7 @@ def _append(
 
 
 def _wrong_length(repo: Repository, file: RemoteFile, size: int) -> BenchError:
-    what = f"the hub sent {size:,} bytes of this file, but it states {file.bytes:,}"
+    what = f"the hub sent {size:,} bytes of this file instead of {file.bytes:,}"
     fix = "run the same command again; if it fails again, a proxy or mirror (HF_ENDPOINT) alters the file"
     return BenchError(what, where=f"{repo.page}, {file.path}", fix=fix)
 
@@ -226,7 +226,7 @@ def _explained(kind: str, name: str, revision: str | None, *, file: str | None =
     except (StoppedError, BenchError):
         raise
     except errors.OfflineModeIsEnabled as error:
-        fix = "run it without HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE: env -u HF_HUB_OFFLINE runstop fetch …"
+        fix = "run the command without HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE: env -u HF_HUB_OFFLINE runstop fetch …"
         raise ConfigError("HF_HUB_OFFLINE forbids connections to the hub", where="HF_HUB_OFFLINE", fix=fix) from error
     except errors.HfHubHTTPError as error:
         raise _refused(error, kind, where, address, revision) from error
@@ -238,7 +238,7 @@ def _explained(kind: str, name: str, revision: str | None, *, file: str | None =
         raise _of_the_disk(error, where) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"this is not the answer of a hub: {type(error).__name__}: {str(error)[:200]}"
-        fix = "check HF_ENDPOINT, and whether a proxy or login page answers in place of the hub"
+        fix = "check HF_ENDPOINT, and whether a proxy or a login page answers instead of the hub"
         raise BenchError(what, where=where, fix=fix) from error
 
 

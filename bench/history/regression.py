@@ -175,7 +175,8 @@ def _judged(
     if not new or len(old) < _FEWEST:
         return (
             Change.not_judged,
-            f"earlier runs: {len(old)}; the run-to-run variation needs {_FEWEST} or more: repeat the run",
+            f"earlier runs: {len(old)}; an estimate of the run-to-run variation needs {_FEWEST} or more: repeat the "
+            f"run",
         )
     if not all(0 < value < math.inf for value in (*new, *old)):
         return Change.not_judged, "a value is zero, negative or not finite, so there is no change in percent"

@@ -80,7 +80,7 @@ def _credential_warnings(registry: str) -> list[Finding]:
     if path is not None and (file := path / ".credentials").is_file() and os.access(file, os.R_OK):
         known = set(re.findall(r"^\s*machine\s+(\S+)", file.read_text(errors="replace"), re.M))
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            what, fix = f"other users may read the credentials in {file}", f"chmod 600 {file}"
+            what, fix = f"other users can read the credentials in {file}", f"chmod 600 {file}"
             problems.append(broken("ENR-01", what, str(file), fix=fix, severity="warning"))
     if path is not None and (missing := [name for name in HOSTS.get(host, (host,)) if name not in known]):
         what = f"{path}/.credentials has no credentials for {', '.join(missing)}, so only public images can be imported"

@@ -163,7 +163,7 @@ def _require_job_file(folder: Path) -> None:
     are_texts = isinstance(arguments or [], list) and all(isinstance(text, str) for text in arguments or [])
     values = (environment or {}).values() if isinstance(environment or {}, dict) else [None]
     if not (are_jobs and are_texts and all(isinstance(value, str) for value in values)):
-        what, fix = "the record of the run's jobs is damaged", "start a new run with `runstop launch`"
+        what, fix = "the file with the run's jobs is damaged", "start a new run with `runstop launch`"
         raise ConfigError(what, where=str(folder / JOB), fix=fix, rule="CFG-05")
 
 
@@ -223,7 +223,7 @@ def _check_resumable(run: Run) -> None:
     is_queued = isinstance(backends.get(run.backend), Queue)
     if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():
         raise ConfigError(
-            "the launch was killed before it submitted a job, so there is nothing to resume",
+            "the launch was killed before it submitted a job. So there is nothing to resume",
             where=str(folder),
             fix=f"launch the run again; to delete this folder: rm -r {shlex.quote(str(folder))}",
         )

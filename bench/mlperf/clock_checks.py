@@ -64,7 +64,10 @@ def _check_clock(log: Log) -> Iterator[Finding]:
 def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
     untimed = [e.line for e in _until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
     if untimed:
-        message = f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, but others do: records were added or changed"
+        message = (
+            f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, but other records have it: records were "
+            f"added or changed"
+        )
         yield finding("LOG-19", "error", untimed[0], message)
         return
     moments = [Moment(e.time_ms, e.metadata[mllog.MONOTONIC_MS], e.line) for e in timed]

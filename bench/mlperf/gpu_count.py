@@ -39,7 +39,9 @@ def conflict(log: Log, system: dict[str, Any]) -> str:
     for pattern, counted, what in ((_NODES_OF_NAME, nodes, "nodes"), (_GPUS_OF_NAME, per_node, "GPUs per node")):
         named = pattern.search(platform)
         if named and int(next(filter(None, named.groups()))) != counted:
-            return f"the run script counted {counted} {what}, but the platform is named {printable(platform)[:60]}"
+            return (
+                f"the run script counted {counted} {what}, but the name of the platform is {printable(platform)[:60]}"
+            )
     return ""
 
 

@@ -34,9 +34,9 @@ class LocalSgdResult:
     losses: dict[str, float]
     """The last training loss of each group; evaluations use the averaged model."""
     left: dict[str, int | None]
-    """By group: the step after which it left; the last one if it left more than once."""
+    """For each group: the last step after which the group left."""
     joined: dict[str, int | None]
-    """By restarted group: the step after which it trains again."""
+    """For each restarted group: the step after which it trains again."""
 
     def efficiency(self, steps_time_s: float | None) -> float | None:
         """Return the share of the time of all steps that was not spent on weight averaging."""

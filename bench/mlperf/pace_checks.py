@@ -104,7 +104,7 @@ def _contradicted(blocks: Sequence[TrackedBlock]) -> Iterator[Finding]:
 
 
 def _scaled(log: Log, blocks: Sequence[TrackedBlock], evaluated: Sequence[Timed], run_s: float) -> Iterator[Finding]:
-    """Yield that the times of the log are shorter than the speed that the run itself measured allows."""
+    """Yield that the times of the log are too short for the speed that the run itself measured."""
     afterwards = log.benchmark is not None and log.benchmark.evaluates_afterwards
     timed = [(block.time_s, block.own_s) for block in blocks[1:] or blocks] or list(_tracked_steps(log))
     usual = median(own_s / time_s for time_s, own_s in timed) if timed else 1.0

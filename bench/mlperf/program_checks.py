@@ -22,7 +22,10 @@ def _check_word(log: Log) -> Iterator[Finding]:
     keys = (mllog.TRAIN_LOSS, mllog.EVAL_ACCURACY)
     own = [event for key in keys for event in log.all(key) if event.metadata.get(mllog.BY_PROGRAM)]
     if own:
-        what = f"{len(own)} losses and evaluations are the program's word: runstop timed its steps, but did not train"
+        what = (
+            f"{len(own)} losses and evaluations come from the program: runstop timed the steps, but did not "
+            f"compute the losses"
+        )
         yield finding("LOG-24", "warning", min(event.line for event in own), what)
 
 
@@ -42,7 +45,10 @@ def _check_times(log: Log) -> Iterator[Finding]:
     if pairs:
         own_s, timed_s = median(own for own, _ in pairs), median(timed for _, timed in pairs)
         if abs(own_s - timed_s) > max(STEP_S, STEP * timed_s):
-            what = f"a step takes {own_s:,.3g} s by the program, but {timed_s:,.3g} s by the runner's clock (medians)"
+            what = (
+                f"a step takes {own_s:,.3g} s according to the program, but {timed_s:,.3g} s according to the "
+                f"runner's clock (medians)"
+            )
             yield finding("LOG-25", "warning", log.all(mllog.TRACKED_STATS)[0].line, what)
     for event in log.all(mllog.PROGRAM_OUTPUT):
         own, timed = _own(event, "total_time_s"), number(event.metadata.get("runner_s"))
@@ -60,7 +66,10 @@ def _check_run(log: Log) -> Iterator[Finding]:
         return
     own_s, timed_s = (times[1] - times[0]) / 1000, (stop.time_ms - start.time_ms) / 1000
     if abs(own_s - timed_s) > max(RUN_S, RUN * timed_s):
-        what = f"run_start to run_stop takes {own_s:,.1f} s by the program, but {timed_s:,.1f} s by the runner's clock"
+        what = (
+            f"run_start to run_stop takes {own_s:,.1f} s according to the program, but {timed_s:,.1f} s "
+            f"according to the runner's clock"
+        )
         yield finding("LOG-25", "error", stop.line, what)
 
 

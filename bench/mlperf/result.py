@@ -40,7 +40,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The peak memory of the GPU that used most, between run_start and run_stop, in GiB."""
+    """The highest peak memory of a GPU between run_start and run_stop, in GiB."""
 
     allocated: float
     reserved: float | None
@@ -79,9 +79,9 @@ class Result:
     has_target: bool
     """Whether the run has a target; without one no number of this log is a time to train."""
     has_random_rows: bool
-    """Whether the data was random tokens; losses then have no meaning."""
+    """Whether the data was random tokens. Then losses have no meaning."""
     shape_of: str | None
-    """If the log has no target: the benchmark whose steps and evaluations are the same amount of work."""
+    """If the log has no target: the benchmark with the same amount of work in steps and evaluations."""
     resumed_samples: float | None
     """Samples trained by earlier attempts, from whose checkpoint this one resumed; None for a complete trial."""
     minutes: float | None

@@ -146,7 +146,7 @@ def opened(folder: Path, *, benchmarks: Sequence[str], round_: str | None = None
         fix = f"git clone {folder} training_results_vX.Y, and give that folder"
         raise ConfigError("this git repository has no checked-out files", where=str(folder), fix=fix)
     if (folder / "results").is_dir() and (folder / "systems").is_dir():
-        what = "this is the folder of one submitter, but a round's table is of all submitters"
+        what = "this is the folder of one submitter, but the table of a round needs all submitters"
         raise ConfigError(what, where=str(folder), fix=f"give its parent: {folder.resolve().parent}")
     name = round_ or (match[0] if (match := _ROUND.search(folder.resolve().name)) else "")
     if not _ROUND.fullmatch(name):
@@ -173,7 +173,7 @@ def write(file: Path, entries: Sequence[Entry], *, source: str) -> int:
     if not listed:
         why = f"{entries[0].folder}: {entries[0].why_not_listed}"
         fix = "give a repository with complete sets of logs; the table on the screen has the notes"
-        raise ConfigError(f"no system can be listed in the table; {why}", where=str(file), fix=fix)
+        raise ConfigError(f"no system can be in the table; {why}", where=str(file), fix=fix)
     notes = (
         f"Source: {clean(source)}. Computed from the logs by runstop; not verified by MLCommons.",
         "official_minutes = olympic_minutes x rcp_factor (MLPerf's RCP checker). With num_runs 1 there is no score.",

@@ -150,7 +150,7 @@ def require_writable(file: Path) -> None:
     if file.is_dir():
         raise ConfigError("this path is a folder", where=str(file), fix=f"give a file, such as {file / 'v5.1.csv'}")
     if file.exists() and ",".join(COLUMNS) not in file.read_text("utf-8", errors="replace").splitlines():
-        what = "this file exists, and is not a table of published systems"
+        what = "this file exists, but is not a table of published systems"
         raise ConfigError(what, where=str(file), fix="give the name of a new file")
 
 

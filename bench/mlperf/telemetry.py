@@ -41,7 +41,7 @@ class GpuTelemetry:
     """The share of time in which each reason reduced the clocks."""
     energy_j: float | None
     integrated_energy_j: float | None
-    """By the integral of the sampled power, if energy_j is by the GPU's counter."""
+    """The integral of the sampled power, if energy_j is from the GPU's counter."""
     training_energy_j: float | None
     """The energy in training blocks, without loading, evaluations and checkpoints."""
 

@@ -36,7 +36,7 @@ def read(config_json: str, *, name: str, source: str, where: str) -> Model:
         ConfigError: transformers is not installed here, does not know the model, or the model is not supported.
     """
     if "${" in config_json:
-        what, fix = "config.json contains ${, which a config would replace", "remove ${ from config.json"
+        what, fix = "config.json contains ${, which Hydra would read as a variable", "remove ${ from config.json"
         raise ConfigError(what, where=where, fix=fix, rule="CFG-06")
     return dataclasses.replace(_described(config_json, None, where=where), name=name, source=source)
 

@@ -44,9 +44,9 @@ def read(folder: str | None, *, where: str, engine: EngineName) -> Model:
     if not file.is_file():
         state = f"there is no {hugging_face.CONFIG} in this folder" if place.is_dir() else "this folder does not exist"
         if (place.parent / hugging_face.CONFIG).is_file():  # its conversion
-            fix = f"set MODEL ({where}) to the folder around it: {place.parent}"
+            fix = f"set MODEL ({where}) to the parent folder: {place.parent}"
         elif (place / checkpoint.METADATA).is_file():
-            fix = "export the checkpoint of a trial as such a folder, and set MODEL to OUT: "
+            fix = "export the checkpoint of a trial to a Hugging Face folder OUT, and set MODEL to OUT: "
             fix += f"python -m jobs.tasks.convert export {shlex.quote(str(place))} OUT --tokenizer FOLDER"
         raise ConfigError(
             f"model=hf reads the sizes of the model from a folder, but {state}",
@@ -77,7 +77,7 @@ def is_read(model: Model) -> bool:
 def check(plan: Plan) -> None:
     """Refuse a plan whose folder of weights is readable here, and has other weights than its model or no tokenizer.
 
-    A folder that does not exist here is not checked: the job's machine may have it.
+    A folder that does not exist on this machine is not checked: the job's machine may have it.
 
     Raises:
         ConfigError: config.json or the headers of the weights do not match the model, or the tokenizer is not usable.

@@ -116,7 +116,7 @@ def _values(config: Config, block: Program) -> Iterator[Refusal]:
     uses = [name for name in ("micro_batch_size", "gradient_accumulation_steps") if block.uses(name)]
     what = f"dp {dp} x micro-batch {micro} does not divide the global batch of {recipe.global_batch_size}"
     where = "recipe.global_batch_size, recipe.micro_batch_size"
-    fix = f"make the batch a multiple, or remove {', '.join(f'{{{name}}}' for name in uses)}"
+    fix = f"make the global batch a multiple of this product, or remove {', '.join(f'{{{name}}}' for name in uses)}"
     yield bool(uses) and recipe.global_batch_size % (dp * micro) > 0, what, where, fix
 
 
@@ -150,7 +150,10 @@ def _last_rank(config: Config, block: Program) -> Iterator[Refusal]:
     cluster, is_megatron = config.cluster, block.adapter is Adapter.megatron and block.file is None
     is_elsewhere = cluster.num_nodes > 1 or (block.per is Per.rank and cluster.ranks_per_node > 1)
     what = "Megatron's last rank prints the lines of the training, but only the output of rank 0 is read"
-    fix = "write the last rank's output to a file as well, such as with tee, and set engine.command.file to it"
+    fix = (
+        "also write the output of the last rank to a file, for example with tee, and set engine.command.file to "
+        "this file"
+    )
     yield is_megatron and is_elsewhere, what, f"{BLOCK}.adapter, {BLOCK}.file", fix
 
 
@@ -159,7 +162,10 @@ def _not_for_programs(config: Config) -> Iterator[Refusal]:
     profiled = config.launch.profile is not ProfileKind.none
     yield profiled, "a program cannot be profiled from outside", "launch.profile", "set launch.profile=none"
     every = config.training.checkpoint_every_steps
-    where, fix = "task.training.checkpoint_every_steps", f"set it to null, and {BLOCK}.resumes=true if it resumes"
+    where, fix = (
+        "task.training.checkpoint_every_steps",
+        f"set this key to null, and {BLOCK}.resumes=true if the program resumes by itself",
+    )
     yield every is not None, "a program saves its own checkpoints", where, fix
     is_local_sgd = config.training_recipe.averaging is not None or config.parallel.groups is not None
     yield is_local_sgd, "local SGD needs engine=megatron", "parallel.groups, recipe.local_sgd", "choose engine=megatron"

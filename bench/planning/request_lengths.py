@@ -37,7 +37,7 @@ def check(lengths: Lengths, config: Config) -> None:
     assert serving is not None
     if serving.requests * config.trials > MOST_SAMPLED:
         raise ConfigError(
-            f"all trials together have {serving.requests * config.trials:,} requests per load, but a plan can "
+            f"all trials together have {serving.requests * config.trials:,} requests for one load, but a plan can "
             f"contain the lengths of at most {MOST_SAMPLED:,} requests",
             where=f"task.serving.requests, trials, {WHERE}",
             fix="lower task.serving.requests or trials",
@@ -93,7 +93,7 @@ def _checked(one: LogNormal, where: str) -> _Stated:
     stated = _stated(one)
     lowest, highest = stated.lowest, stated.highest
     if not 1 <= lowest <= highest:
-        what = f"the limits are {lowest:,} and {highest:,}, but must be at least 1 and in ascending order"
+        what = f"min is {lowest:,} and max is {highest:,}, but min must be at least 1, and max must not be below min"
         raise ConfigError(what, where=f"{where}.min, {where}.max", fix="set limits such as min=4 and max=1024")
     if not lowest <= stated.mean <= highest:
         what = f"the mean is {stated.mean:g}, but must be within the limits, {lowest:,} to {highest:,}"
@@ -144,7 +144,7 @@ def _pairs(path: Path) -> tuple[list[Pair], str]:
     records = _json_lines(text, path) if path.suffix == ".jsonl" else _csv_rows(text, path)
     pairs = [(_count(one, PROMPT, where), _count(one, ANSWER, where)) for one, where in records]
     if not pairs:
-        raise ConfigError("the file of lengths has no pairs", where=str(path), fix=FIX)
+        raise ConfigError("the file has no pairs of a prompt length and an answer length", where=str(path), fix=FIX)
     return pairs, hashlib.sha256(content).hexdigest()
 
 

@@ -55,7 +55,7 @@ class Conversion:
         if os.access(self.source, os.W_OK | os.X_OK):
             return ""
         links = f"mkdir DIR && ln -s {shlex.quote(str(self.source))}/* DIR/ && export MODEL=DIR"
-        return f"make a folder of your own with links to these files: {links}"
+        return f"create your own folder with links to these files: {links}"
 
     def require_writable(self) -> None:
         """Raise ConfigError if this user may not write the checkpoint into the folder."""

@@ -67,10 +67,11 @@ def schedule(training_s: float, num_nodes: int, failures: Failures, *, interval_
     longest_s = max(min(interval, training_s) + failures.checkpoint_s, failures.restart_s)
     if longest_s > MOST_MTBFS * mtbf_s:
         raise ConfigError(
-            f"one of the {num_nodes} nodes fails every {mtbf_s:.0f} s, but a checkpoint or a restart takes up to "
+            f"on average, one of the {num_nodes} nodes fails every {mtbf_s:.0f} s, but a checkpoint or a restart "
+            f"takes up to "
             f"{longest_s:.0f} s",
             where="cluster.failures",
-            fix="use fewer nodes, or check node_mtbf_hours, restart_s and checkpoint_s",
+            fix="use fewer nodes, or correct node_mtbf_hours, restart_s and checkpoint_s",
         )
     if interval >= training_s:
         return _schedule(training_s, training_s, 0.0, mtbf_s, failures.restart_s)

@@ -112,7 +112,7 @@ class Scaling:
     """Why no published row is like these estimates, so that they have no interval; empty if there are such rows."""
     currency: str
     power_source: str
-    """Where the power of a GPU is from; empty if it is not known."""
+    """The source of the power of a GPU. Empty if the power is not known."""
     published: tuple[PublishedSpeed, ...]
     """Measured by others, with their batches and layouts."""
 
@@ -221,11 +221,11 @@ def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
     """Raise ConfigError if no step of this config can be estimated."""
     cluster, gpu = config.cluster, config.cluster.gpu
     if cluster.device is not Device.cuda or gpu is None:
-        what = "steps are predicted on GPUs only, but this cluster has none"
+        what = "--scale predicts steps on GPUs only, but this cluster has no GPUs"
         raise ConfigError(what, where="cluster.device, cluster.gpu", fix="choose a cluster with GPUs, such as dgx8")
     if stack is StackName.runstop and gpu.rates is None:
-        what = f"no rates of {gpu.name} were measured for runstop's own engine"
-        fix = "run `runstop calibrate` on one, or use --stack reference"
+        what = f"the rates of {gpu.name} were not measured for runstop's own engine"
+        fix = "run `runstop calibrate` on such a GPU, or use --stack reference"
         raise ConfigError(what, where="cluster.gpu.rates", fix=fix)
     if max(num_nodes) > 1 and transports.gbs_between_nodes(cluster) is None:
         what = f"the bandwidth between the nodes of cluster {cluster.name} is not known"
@@ -239,14 +239,14 @@ def _check_reference(config: Config, stack: StackName) -> None:
     """Raise ConfigError for what NVIDIA's code is not predicted for."""
     gpu = _reference_gpu(config)
     if config.precision is not Precision.fp8:
-        what = f"all graded steps of the stack {stack.value} are in FP8, but precision is {config.precision.name}"
+        what = f"all published steps of the stack {stack.value} are in FP8, but precision is {config.precision.name}"
         raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
     if stack is StackName.reference_fp4 and published.fp4(gpu) is None:
         assert config.cluster.gpu is not None
         what = f"{config.cluster.gpu.name} has no GEMMs in FP4"
         raise ConfigError(what, where="cluster.gpu, --stack", fix="use --stack reference, or a GPU such as b200")
     if config.model.experts is not None and config.training.lora is not None:
-        what = "the stack reference trains all weights of a mixture of experts, but the task trains adapters"
+        what = "for a mixture of experts, the stack reference trains all weights, but the task trains adapters"
         raise ConfigError(what, where="model, task", fix="choose a dense model, or a task such as pretrain_8b")
 
 
@@ -363,7 +363,7 @@ def _reference(config: Config, stack: StackName) -> _Fastest | str:
     )
     ranked = search.rank(work, layouts, memory_gib=config.cluster.gpu.memory_gib)
     if not ranked:
-        return f"no layout of a batch of {recipe.global_batch_size} divides these GPUs and fits in their memory"
+        return f"no layout for a batch of {recipe.global_batch_size} divides these GPUs and fits in their memory"
     best, terms = ranked[0].layout, ranked[0].terms
     return _Fastest(
         layout=_named(best, best.micro_batch_size),

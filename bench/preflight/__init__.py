@@ -90,12 +90,12 @@ def is_projected(plan: Plan) -> bool:
 
 
 def walltime(subject: Subject) -> Iterator[Finding | str]:
-    """Yield a warning if the projected time of a trial is longer than its walltime."""
+    """Yield a warning if the estimated time of a trial is longer than its walltime."""
     plan = required(subject.plan, TrainingPlan)
     projected, limit = projection.training_time(plan), plan.config.walltime
     assert projected is not None and limit is not None
     if projected.minutes > limit:
-        what = f"a trial is projected to take {projected.minutes:.1f} min, but its walltime is {limit} min"
+        what = f"a trial takes an estimated {projected.minutes:.1f} min, but its walltime is {limit} min"
         yield broken("CFG-13", what, "walltime", fix=_longer(plan, projected.walltime_min), severity="warning")
     yield f"{projected.minutes:.1f} of {limit} min"
 

@@ -56,7 +56,7 @@ class Comparison:
     higher_is_better: bool
     pairing: Pairing
     margin: float
-    """As a share: systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
+    """A share. Systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
     confidence: float
     first: tuple[float, ...]
     second: tuple[float, ...]

@@ -11,7 +11,7 @@ from bench.mlperf.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measured number of a trial; what was not measured has no Measurement."""
+    """One measured number of a trial."""
 
     name: str
     unit: str

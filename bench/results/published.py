@@ -56,13 +56,13 @@ class Figure(_Part, frozen=True, kw_only=True):
 
 
 class PublishedPlatform(_Part, frozen=True, kw_only=True):
-    """The platform of a table, by which a study on several clusters shows it next to a cluster with the same GPU."""
+    """The platform of a published table, which a study shows next to a cluster with the same platform."""
 
     name: str
     gpu: str
     """A part of the GPU's name in conf/gpu, such as RTX 3090."""
     environment: dict[str, str] = {}
-    """Variables of NCCL by which platforms with the same GPU differ, such as NCCL_P2P_DISABLE."""
+    """Variables of NCCL that distinguish platforms with the same GPU, such as NCCL_P2P_DISABLE."""
 
 
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):

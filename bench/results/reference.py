@@ -24,7 +24,7 @@ class ReferenceResult:
     unit: str
     reference: float
     tolerance: float
-    """As a share: by how much the mean may be worse."""
+    """How much worse the mean may be, as a share."""
     verdict: ReferenceVerdict
     value: float | None = None
     """The mean over the valid runs."""

@@ -92,7 +92,7 @@ class StatedInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRatios:
-    """The same ratios, or values, of one publication, which have no interval."""
+    """The same ratios or values from one publication. They have no interval."""
 
     publication: str
     n: int
@@ -112,7 +112,7 @@ class StatementResult:
     bounds: Bounds
     verdict: StatementVerdict
     reason: str
-    """What decides the verdict, or what prevents one."""
+    """The reason for the verdict, or why there is none."""
     intervals: tuple[StatedInterval, ...] = ()
     deciding: int | None = None
     """The index of the interval that decides the verdict, or else of the interval that is closest to a bound."""

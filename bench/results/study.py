@@ -52,7 +52,7 @@ class Cell:
     runs: tuple[str, ...] = ()
     """The run folders, relative to the folder of the study."""
     text: str = ""
-    """The text to show if it is not mean and deviation: a coefficient with its interval."""
+    """The text of a cell that does not show mean and deviation, such as a coefficient with its interval."""
     low: float | None = None
     high: float | None = None
     """The 95 % interval of a coefficient, or of the mean in a column that shows it."""
@@ -111,12 +111,12 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """A platform in a table of several platforms: a cluster of the study, or a document's platform without our runs."""
+    """A platform in a table of several platforms: a cluster of the study, or a platform of a document without runs."""
 
     name: str
     """The heading of its column."""
     cluster: str = ""
-    """Empty without runs of ours."""
+    """Empty if the platform has no runs."""
     folder: str = ""
     hardware: str = ""
     date: str = ""
@@ -216,7 +216,7 @@ class PlannedArm:
 
     name: str
     mark: Mark = Mark.measured
-    """The mark of its cells if it does not run: X or -."""
+    """The mark of the arm's cells if the arm does not run: X or -."""
     reason: str = ""
     """Why it does not run."""
     note: str = ""
@@ -227,11 +227,11 @@ class PlannedArm:
     changed: tuple[str, ...] = ()
     """Overrides of the command line that change the work of the arm. The arm then has no published values."""
     before_launch: tuple[str, ...] = ()
-    """In a dry run: what the site must provide before a launch, such as paths and an image."""
+    """In a dry run: things that the site must provide before a launch, such as paths and an image."""
     backend: str = ""
     """The name of its backend."""
     fingerprint: str = ""
-    """A checksum of all that affects its measurements."""
+    """A checksum of everything that affects the arm's measurements."""
     num_ranks: int | None = None
     num_nodes: int | None = None
     device: str = ""

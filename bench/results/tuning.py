@@ -74,7 +74,7 @@ class Tuning:
     best: str = ""
     """The name of the fastest; empty without measurements."""
     is_decided: bool = False
-    """Whether all others are slower, equivalent, or failed."""
+    """Whether all other settings are slower or equivalent, or have failed."""
     stopped_by: str = ""
     """Why no further runs started."""
     num_blocks: int = 0

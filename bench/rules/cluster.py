@@ -15,7 +15,7 @@ PYXIS: Texts = {
     ),
     "PYX-02": (
         "the Pyxis plugin is missing on this node, or was built for another Slurm version",
-        "ask the admins to rebuild Pyxis against the installed Slurm, on login and compute nodes; if Pyxis works, "
+        "ask the admins to rebuild Pyxis for the installed Slurm, on login and compute nodes; if Pyxis works, "
         "`srun --help | grep container-image` prints a line",
     ),
     "PYX-03": (
@@ -25,7 +25,7 @@ PYXIS: Texts = {
     ),
     "PYX-04": (
         "Pyxis ignores the container flags, because no image is given",
-        "add --container-image or --container-name to the same srun: without it the command runs on the host",
+        "add --container-image or --container-name to the same srun; without an image, the command runs on the host",
     ),
     "PYX-05": (
         "a container flag has a value, but this flag takes no value",
@@ -46,7 +46,7 @@ PYXIS: Texts = {
         "put the job id into --container-name, and pass --container-image at its first use",
     ),
     "PYX-09": (
-        "the image's environment variables override the job's",
+        "the environment variables of the image override those of the job",
         "list the variables in --container-env=A,B",
     ),
     "PYX-10": (
@@ -73,17 +73,17 @@ SLURM: Texts = {
     ),
     "SLU-02": (
         "Slurm rejects the request, or the job would wait forever: partition, account, QOS, nodes or time limit",
-        "`runstop doctor` names the wrong part; by hand: `scontrol show partition`, "
-        "`sacctmgr show assoc user=$USER`, and `sbatch --test-only FILE` until Slurm accepts the script",
+        "`runstop doctor` names the wrong part; by hand: `scontrol show partition`, `sacctmgr show assoc "
+        "user=$USER`, and `sbatch --test-only FILE` until Slurm accepts the script",
     ),
     "SLU-03": (
         "CPUs per task are set twice with different values, or not at all",
-        "pass --cpus-per-task to srun too (srun does not inherit it), and unset SRUN_CPUS_PER_TASK or "
+        "also pass --cpus-per-task to srun, because srun does not inherit it; unset SRUN_CPUS_PER_TASK or "
         "SLURM_CPUS_PER_TASK",
     ),
     "SLU-04": (
         "Slurm accounting is not available, so the end state of a job is unknown",
-        "ask the admins to set up slurmdbd; until then only the job's own files show how it ended",
+        "ask the admins to set up slurmdbd; without it, only the files of the job show how the job ended",
     ),
     "SLU-05": (
         "the script hides a failure of a command",
@@ -100,12 +100,11 @@ SLURM: Texts = {
     ),
     "SLU-08": (
         "the run was cancelled, or stopped by a signal",
-        "`runstop resume RUN` continues it; under Slurm `sacct -j JOB -o State%40` shows who cancelled it",
+        "`runstop resume RUN` continues the run; under Slurm, `sacct -j JOB -o State%40` shows who cancelled the job",
     ),
     "SLU-09": (
         "a node failed",
-        "exclude the node named in the evidence (--exclude), start again and inform the admins; `sinfo -R` shows the "
-        "reason",
+        "exclude the node in the evidence (--exclude), start again, and inform the admins; `sinfo -R` shows the reason",
     ),
     "SLU-10": (
         "another job preempted this one",
@@ -124,16 +123,19 @@ ENROOT: Texts = {
         "$ENROOT_CONFIG_PATH/.credentials (mode 0600); for Docker Hub the machines are registry-1.docker.io and "
         "auth.docker.io",
     ),
-    "ENR-02": ("a registry token has expired", "delete its file in the .tokens folder of ENROOT_CACHE_PATH"),
+    "ENR-02": (
+        "a registry token has expired",
+        "delete the file of this token in the .tokens folder of ENROOT_CACHE_PATH",
+    ),
     "ENR-03": (
         "there is not enough disk space for the image on the node",
-        "set ENROOT_TEMP_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH to a local disk with free space for three times "
-        "the image's size",
+        "set ENROOT_TEMP_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH to a local disk; its free space must be "
+        "three times the size of the image",
     ),
     "ENR-04": (
         "users may not create containers on this node",
-        "ask the admins to raise user.max_user_namespaces, and to set kernel.apparmor_restrict_unprivileged_userns to "
-        "0 if it exists",
+        "ask the admins to raise user.max_user_namespaces; if kernel.apparmor_restrict_unprivileged_userns "
+        "exists, it must be 0",
     ),
     "ENR-05": (
         "the container's file system is read-only",
@@ -146,13 +148,13 @@ ENROOT: Texts = {
     ),
     "ENR-07": (
         "the image file is not on the compute node, or was built for another CPU architecture",
-        "put the .sqsh on a file system that is mounted on every node, and start its path with /; `file` on a binary "
-        "in it shows the CPU architecture",
+        "put the .sqsh file on a file system that is mounted on every node, and start its path with /; to see its"
+        " CPU architecture, run `file` on a program inside of it",
     ),
     "ENR-08": (
         "the image file is damaged or incomplete",
-        "import it again under another name and rename it when the import is complete; `unsquashfs -s FILE` must "
-        "succeed",
+        "import the image again under another name, and rename it when the import is complete; `unsquashfs -s "
+        "FILE` must succeed",
     ),
     "ENR-09": (
         "Enroot cannot create its runtime folders on the node",
@@ -160,12 +162,13 @@ ENROOT: Texts = {
     ),
     "ENR-10": (
         "the image cannot be imported",
-        "check name and tag with `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then set CONT to the "
-        "imported .sqsh",
+        "check the name and the tag with `enroot import docker://REGISTRY#IMAGE:TAG` on the node; then set CONT "
+        "to the imported .sqsh file",
     ),
     "ENR-11": (
         "the image file does not match its record: it was created by another tool, renamed or replaced",
-        "import it with `runstop image import`: that names the file by its digest and records its source",
+        "import the file with `runstop image import`; this command names the file by its digest, and records its "
+        "source",
     ),
 }
 
@@ -177,8 +180,8 @@ MPI: Texts = {
     ),
     "MPI-02": (
         "the PMIx versions of the container and of the host are not compatible",
-        "set cluster.slurm.mpi=pmi2 (`srun --mpi=pmi2`), or use an image with the same PMIx version as Slurm; unset "
-        "PMIX_* and try PMIX_MCA_psec=native, PMIX_MCA_gds=hash",
+        "set cluster.slurm.mpi=pmi2 (`srun --mpi=pmi2`), or use an image with the PMIx version of Slurm; unset "
+        "PMIX_*, and try PMIX_MCA_psec=native and PMIX_MCA_gds=hash",
     ),
     "MPI-03": (
         "tensor-parallel communication overlap needs MPI",
@@ -189,28 +192,29 @@ MPI: Texts = {
 NCCL: Texts = {
     "NCC-01": (
         "the network interface for NCCL or Gloo does not exist",
-        "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface that `ip -br addr` shows on every node, or "
-        "unset them",
+        "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to an interface that `ip -br addr` shows on every node, or"
+        " unset both variables",
     ),
     "NCC-02": (
         "NCCL does not find InfiniBand and uses TCP sockets, which are 4 to 5 times slower between nodes",
-        "check that /dev/infiniband is in the container, check NCCL_IB_DISABLE and NCCL_IB_HCA; `ibstat` on each node "
-        "must show active ports",
+        "check that the container has /dev/infiniband; check NCCL_IB_DISABLE and NCCL_IB_HCA; `ibstat` must show "
+        "active ports on each node",
     ),
     "NCC-03": (
         "an InfiniBand operation failed",
-        "compare `ibstat` on the nodes and look for link errors with `ibqueryerrors`: a port error means that a link "
-        "went down, status 12 means that the remote port does not answer. Set NCCL_IB_HCA to ports that are up on all "
-        "nodes, and set `ulimit -l` to unlimited",
+        "compare the output of `ibstat` on the nodes, and look for link errors with `ibqueryerrors`. A port error"
+        " means that a link went down, and status 12 means that the remote port does not answer. Set NCCL_IB_HCA "
+        "to ports that are up on all nodes, and set `ulimit -l` to unlimited",
     ),
     "NCC-04": (
         "a node or a link is slow",
-        "run all_reduce_perf on pairs of nodes and exclude the node that is slow in every pair",
+        "run all_reduce_perf on pairs of nodes, and exclude the node that is slow in every pair",
     ),
     "NCC-05": (
-        "the ranks could not form one process group: the port is in use, rank 0 is missing, or several ranks are rank "
-        "0",
-        "start all ranks with one srun (or torchrun) and set MASTER_ADDR; cluster.master_port=null picks a free port",
+        "the ranks could not form one process group: the port is in use, rank 0 is missing, or several ranks are "
+        "rank 0",
+        "start all ranks with one srun (or torchrun), and set MASTER_ADDR; cluster.master_port=null selects a "
+        "free port",
     ),
     "NCC-06": (
         "a collective timed out: at least one rank did not take part",
@@ -220,12 +224,13 @@ NCCL: Texts = {
     ),
     "NCC-07": (
         "an NCCL call failed",
-        "run again with NCCL_DEBUG=INFO: the first NCCL WARN line shows which call failed on which node",
+        "run again with NCCL_DEBUG=INFO; the first NCCL WARN line shows the call that failed, and the node",
     ),
     "NCC-08": (
-        "Gloo uses the loopback interface: the host's name resolves to 127.*, which other nodes cannot reach",
-        "set cluster.environment.GLOO_SOCKET_IFNAME to the interface that reaches the other nodes (`ip -br addr`), or "
-        "correct the host's name in /etc/hosts",
+        "Gloo uses the loopback interface, because the host's name resolves to 127.*; other nodes cannot reach "
+        "this address",
+        "set cluster.environment.GLOO_SOCKET_IFNAME to the interface that reaches the other nodes (`ip -br "
+        "addr`), or correct the host's name in /etc/hosts",
     ),
 }
 
@@ -237,8 +242,8 @@ HARDWARE: Texts = {
     ),
     "HW-02": (
         "the NVLink fabric is not ready",
-        "ask the admins to start nvidia-fabricmanager (NVL72: IMEX) on the node, in the driver's version, and then to "
-        "reset the GPUs",
+        "ask the admins to start nvidia-fabricmanager (NVL72: IMEX) on the node in the version of the driver, and"
+        " then to reset the GPUs",
     ),
     "HW-03": (
         "no GPU is visible, or the driver does not fit",

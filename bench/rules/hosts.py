@@ -7,12 +7,12 @@ HOSTS: dict[str, tuple[str, str]] = {
     ),
     "HST-02": (
         "a node did not join the run in time",
-        "check that the node was started, read its output, and test its connection to the port of node 0",
+        "check that the node was started, read the output of the node, and test its connection to the port of node 0",
     ),
     "HST-03": (
         "a node and the lead node have different tokens",
-        "set the same RUNSTOP_TOKEN on all nodes and a different --node on each; check that no other program listens "
-        "on that port",
+        "set the same RUNSTOP_TOKEN on all nodes, and a different --node on each node; check that no other "
+        "program listens on this port",
     ),
     "HST-04": (
         "ssh login without a password is refused",
@@ -35,8 +35,9 @@ HOSTS: dict[str, tuple[str, str]] = {
     ),
     "HST-08": (
         "docker or podman cannot start the image",
-        "run the command in the evidence on that host; `docker pull IMAGE` or `podman pull IMAGE` shows whether "
-        "access is allowed; rootless podman needs newuidmap, and ranges for this user in /etc/subuid and /etc/subgid",
+        "run the command in the evidence on this host; `docker pull IMAGE` or `podman pull IMAGE` shows whether "
+        "access is allowed; rootless podman needs newuidmap, and ranges for this user in /etc/subuid and "
+        "/etc/subgid",
     ),
     "HST-09": (
         "the run folder is not on a file system that all nodes share",
@@ -57,7 +58,7 @@ HOSTS: dict[str, tuple[str, str]] = {
     ),
     "HST-13": (
         "the names of the hosts are not set",
-        "set them on the command line, quoted: 'cluster.hosts=[HOST1,HOST2]', with the names that `ssh HOST1` accepts; "
-        "for another number of hosts also set cluster.num_nodes",
+        "set the names on the command line, in quotes: 'cluster.hosts=[HOST1,HOST2]', with the names that `ssh "
+        "HOST1` accepts; for another number of hosts, also set cluster.num_nodes",
     ),
 }

@@ -13,13 +13,13 @@ KUBERNETES: Texts = {
     ),
     "KUB-02": (
         "no node can run a pod of the run",
-        "compare the requests of the pod (GPUs, resources, node_selector, tolerations, one pod per node) with `kubectl "
-        "describe node`: the evidence shows which resources the nodes lack",
+        "compare the requests of the pod (GPUs, resources, node_selector, tolerations, one pod per node) with "
+        "`kubectl describe node`; the evidence shows which resources the nodes lack",
     ),
     "KUB-03": (
         "a container exceeded its memory limit and was killed (OOMKilled)",
-        "raise memory in cluster.kubernetes.resources, or lower shm_gib, which counts as the pod's memory; this is "
-        "host memory, not GPU memory",
+        "raise memory in cluster.kubernetes.resources, or lower shm_gib, because shared memory counts as memory "
+        "of the pod; this is host memory, not GPU memory",
     ),
     "KUB-04": (
         "a pod was evicted or preempted",
@@ -28,7 +28,7 @@ KUBERNETES: Texts = {
     ),
     "KUB-05": (
         "a container exits right after it starts",
-        "`kubectl logs POD --previous` shows why: often runstop or its engine is not in the image",
+        "`kubectl logs POD --previous` shows the reason; often the image does not contain runstop or its engine",
     ),
     "KUB-06": (
         "this kind of object does not exist in the cluster",
@@ -63,11 +63,12 @@ KUBERNETES: Texts = {
     ),
     "KUB-13": (
         "the node of a pod is lost",
-        "`kubectl get nodes` shows which node is not ready; exclude it (cluster.kubernetes.exclude_nodes) and inform "
-        "the admins: its pods are replaced after the node is removed, or after they are deleted by force",
+        "`kubectl get nodes` shows which node is not ready. Exclude this node (cluster.kubernetes.exclude_nodes),"
+        " and inform the admins. Its pods are replaced after the node is removed, or after the pods are deleted "
+        "by force",
     ),
     "KUB-14": (
-        "NCCL uses a node-local interface, such as a container bridge, that other nodes cannot reach",
+        "NCCL uses an interface inside of the node, such as a container bridge, that other nodes cannot reach",
         "set cluster.environment.NCCL_SOCKET_IFNAME to eth0, or to the interface of a network in "
         "cluster.kubernetes.networks",
     ),
@@ -81,12 +82,12 @@ KUBERNETES: Texts = {
     ),
     "KUB-17": (
         "the nodes do not offer a resource that the pods request: the device plugin is missing, or its name differs",
-        "`kubectl get nodes -o yaml` lists each node's allocatable resources; ask the admins to install the GPU or "
-        "Network Operator, or correct cluster.kubernetes.gpu_resource and resources",
+        "`kubectl get nodes -o yaml` lists the allocatable resources of each node; ask the admins to install the "
+        "GPU or Network Operator, or correct cluster.kubernetes.gpu_resource and resources",
     ),
     "KUB-18": (
-        "the first pod of the run was stopped, but the run was not cancelled: deleted, evicted or preempted",
-        "`kubectl get events --sort-by=.lastTimestamp` shows who stopped the pod or why; while the run's Job exists, "
-        "another pod continues the run, otherwise run `runstop resume RUN`",
+        "the first pod of the run was deleted, evicted or preempted, but the run was not cancelled",
+        "`kubectl get events --sort-by=.lastTimestamp` shows who stopped the pod, or why. While the run's Job "
+        "exists, another pod continues the run. Otherwise, run `runstop resume RUN`",
     ),
 }

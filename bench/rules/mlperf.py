@@ -9,10 +9,10 @@ LOG: Texts = {
     "LOG-01": ("run_start is missing", "log run_start after initialisation, before any data is read"),
     "LOG-02": (
         "run_stop is missing",
-        "find out what ended the run, and run it again: without run_stop there is no time",
+        "find out what ended the run, and run it again; without run_stop, the run has no time",
     ),
     "LOG-03": (
-        "run_start or run_stop is logged more than once, as in a log that was appended to",
+        "run_start or run_stop is logged more than once, for example because a second trial was appended to the log",
         "write each trial to its own new file (never `>>` or `tee -a`), and run this trial again",
     ),
     "LOG-04": (
@@ -25,11 +25,11 @@ LOG: Texts = {
     ),
     "LOG-06": (
         "the log has no evaluation",
-        "train past the first evaluation: raise max_steps, or find out what ended the run earlier",
+        "train until after the first evaluation: raise max_steps, or find out what ended the run earlier",
     ),
     "LOG-07": (
         "the last evaluation misses the target",
-        "train longer, or tune the hyperparameters; until then the run counts as not converged",
+        "train longer, or tune the hyperparameters; such a run counts as not converged",
     ),
     "LOG-08": (
         "a value is not a finite number",
@@ -37,7 +37,7 @@ LOG: Texts = {
     ),
     "LOG-09": (
         "a log record is malformed",
-        "write the log on one rank, unbuffered, to a file that no other process writes to; never edit a log",
+        "write the log on one rank without a buffer, to a file that no other process writes to; never edit a log",
     ),
     "LOG-10": ("a required key is missing", "log every key that the benchmark's rule file requires"),
     "LOG-11": ("a key that must occur once occurs several times", "log the key once, on one rank"),
@@ -48,19 +48,19 @@ LOG: Texts = {
     "LOG-13": ("an evaluation is outside the timed part", "evaluate only between run_start and run_stop"),
     "LOG-14": (
         "initialisation takes longer than the rules allow",
-        "make checkpoint loading and compilation faster: the limit is 30 min, in the open division 240 min",
+        "make checkpoint loading and compilation faster; the limit is 30 min, and 240 min in the open division",
     ),
     "LOG-15": (
         "the seed is missing, is not an integer, or is logged with different values",
-        "log one integer as the seed, a different one for each run",
+        "log one integer as the seed, and a different seed for each run",
     ),
     "LOG-16": (
-        "the data is random tokens: the log measures speed only, not a time to train and not a score",
+        "the data is random tokens, so the log measures only speed (no time to train, no score)",
         "`runstop report` compares the speed; for a time to train set model.weights=checkpoint",
     ),
     "LOG-17": (
         "the log was not written by this attempt of the trial",
-        "find out which program wrote it; `runstop resume RUN` renames it and runs the trial again",
+        "find out which program wrote the log; `runstop resume RUN` renames the log, and runs the trial again",
     ),
     "LOG-18": (
         "the log, or a file that belongs to it, was changed after it was written",
@@ -71,16 +71,16 @@ LOG: Texts = {
         "configure chronyd or ntpd to step the clock only at boot and to slew it afterwards; then run the trial again",
     ),
     "LOG-20": (
-        "the run took longer than its steps and evaluations",
-        "find out where the time was spent (a suspended machine, a file system that hung), or whether the clock or the "
-        "log file was changed",
+        "the run took longer than all its steps and evaluations together",
+        "find out where the time was spent (a suspended machine, a file system that hung), or whether the clock "
+        "or the log file was changed",
     ),
     "LOG-21": (
-        "the trial was resumed from a checkpoint: its log covers only a part, so it has no time to train",
-        "step times, speed and losses only cover this part; for a time to train run a trial without interruption",
+        "the trial was resumed from a checkpoint, so its log covers only a part and has no time to train",
+        "step times, speed and losses are those of this part; for a time to train, run a trial without interruption",
     ),
     "LOG-22": (
-        "the times of the log are shorter than the speed that the run itself measured allows",
+        "the times of the log are too short for the speed that the run itself measured",
         "find out which program changed time_ms or the tracked values; score only logs as their run wrote them",
     ),
     "LOG-23": (
@@ -89,8 +89,8 @@ LOG: Texts = {
         "`runstop parse FILE --official 3.1.0`",
     ),
     "LOG-24": (
-        "losses and evaluations are what the program of engine=command printed",
-        "runstop timed the steps, and did not compute the losses; compare them with those of another program",
+        "the program of engine=command computed the losses and evaluations",
+        "runstop timed the steps, but did not compute the losses; compare the losses with those of another program",
     ),
     "LOG-25": (
         "the program's own times contradict the runner's clock",
@@ -103,12 +103,12 @@ LOG: Texts = {
     ),
     "LOG-27": (
         "two measurements of a GPU's energy disagree",
-        "use the energy of neither, and compare with a meter; power may be sampled too seldom for a load that changes "
-        "fast, or the driver may have an error",
+        "do not use either value; compare with a power meter. The power may be sampled too seldom for a load that"
+        " changes fast, or the driver may have an error",
     ),
     "REC-01": (
         "a value differs from the value that the rules fix",
-        "set the value of the rules, or submit to the open division",
+        "set the value that the rules require, or submit to the open division",
     ),
     "REC-02": (
         "the number of data rows differs from the rules",
@@ -117,7 +117,7 @@ LOG: Texts = {
     "REC-03": ("the submitter or the platform is not named", "set cluster.org and cluster.platform"),
     "EVL-01": (
         "evaluations are not at the samples that the rules require",
-        "evaluate every CEIL(384 / GBS) steps from the first required one; see CFG-03",
+        "evaluate every CEIL(384 / GBS) steps, from the first required evaluation on; see CFG-03",
     ),
     "EVL-02": (
         "the target was reached at an evaluation that is not in the rules' schedule",
@@ -133,7 +133,7 @@ SCORE: Texts = {
     ),
     "SCO-02": (
         "more runs failed than the score may drop",
-        "diagnose each failed run with `runstop why`; run those trials again",
+        "find the cause of each failed run with `runstop why`, and run these trials again",
     ),
     "SCO-03": ("several runs have the same seed", "run one of these runs again with another seed (seed_base)"),
     "SCO-04": ("the runs have different settings", "score only runs of the same plan together"),
@@ -147,7 +147,7 @@ SCORE: Texts = {
     ),
     "SCO-07": (
         "several logs are copies of one run",
-        "keep one of these logs and run the missing trials, each with a new seed: a score needs independent runs",
+        "keep one of these logs, and run the missing trials, each with a new seed. A score needs independent runs",
     ),
     "PCK-01": (
         "the number of runs of a benchmark is not the number that its rules require",
@@ -157,13 +157,13 @@ SCORE: Texts = {
     "PCK-03": ("the task is not an MLPerf submission task", "choose a task of the benchmark, such as task=lora70b"),
     "PCK-04": ("the runs of one benchmark have different settings", "pack only runs of the same plan together"),
     "PCK-05": (
-        "the log names another organization",
+        "the log has the name of another organization",
         "set --org to the logged organization, or set cluster.org and run again",
     ),
     "PCK-06": (
-        "the power in a package is not that of whole nodes",
-        "record each node at its power supplies: runstop records nodes with an ACPI power meter, for others give the "
-        "readings of a meter with --meter; or pack without --power",
+        "the power in a package is not the power of whole nodes",
+        "record each node at its power supplies. runstop records nodes with an ACPI power meter. For other nodes,"
+        " give the readings of a meter with --meter. Or pack without --power",
     ),
     "PCK-07": (
         "the power of a run was not measured as MLPerf's power rules require",
@@ -171,17 +171,21 @@ SCORE: Texts = {
     ),
     "PCK-08": (
         "the nodes of a run used less energy than their GPUs",
-        "check the meter's unit and the nodes that it measures, and --psu-efficiency",
+        "check the unit of the meter, the nodes that it measures, and --psu-efficiency",
     ),
     "PCK-09": (
         "the power of the switches between the nodes is missing",
-        "give --switch-watts for each switch: its maximum specified power, times the share of it that the run uses",
+        "give --switch-watts for each switch: its maximum specified power, times the share of the switch that the"
+        " run uses",
     ),
     "PCK-10": (
         "fields of a system description are empty, or not numbers",
-        "set them in cluster.system_description before the run, or give a file <system>.json with --describe",
+        "set these fields in cluster.system_description before the run, or give a file <system>.json with --describe",
     ),
-    "PCK-11": ("MLPerf's own checkers refuse the package", "correct what the checker names, and pack again"),
+    "PCK-11": (
+        "MLPerf's own checkers refuse the package",
+        "correct the problem that the checker names, and pack again",
+    ),
     "PCK-12": (
         "the nodes of a system differ, but its description has only one value",
         "describe the field for all nodes in cluster.system_description or with --describe; or run on equal nodes",

@@ -8,13 +8,14 @@ from bench.rules.cluster import Texts
 RAY: Texts = {
     "RAY-01": (
         "the Ray cluster cannot be reached",
-        "`curl ADDRESS/api/version` must answer: set cluster.ray.address to http://HEAD:8265, make the head node "
-        "listen (ray start --head --dashboard-host=0.0.0.0), or forward its port (kubectl port-forward svc/HEAD 8265)",
+        "`curl ADDRESS/api/version` must answer. Set cluster.ray.address to http://HEAD:8265, make the head node "
+        "listen (ray start --head --dashboard-host=0.0.0.0), or forward its port (kubectl port-forward svc/HEAD "
+        "8265)",
     ),
     "RAY-02": (
         "the versions of Ray or Python differ",
-        "install the cluster's version of Ray here, and use the same Ray and the same minor version of Python "
-        "(3.11) on all of its nodes: `runstop doctor` prints both versions",
+        "install the cluster's version of Ray on this machine, and use the same Ray and the same minor version of"
+        " Python (3.11) on all nodes of the cluster; `runstop doctor` prints both versions",
     ),
     "RAY-03": (
         "the placement group is not ready: nodes are busy or missing",
@@ -23,13 +24,13 @@ RAY: Texts = {
     ),
     "RAY-04": (
         "a node of the Ray cluster, or the actor on it, has died",
-        "`ray list nodes` shows the reason, raylet.out in the node's Ray logs shows earlier events; "
-        "`runstop resume RUN` resumes the run when the nodes are back",
+        "`ray list nodes` shows the reason, and raylet.out in the node's Ray logs shows earlier events; `runstop "
+        "resume RUN` resumes the run when the nodes are back",
     ),
     "RAY-05": (
         "Ray's memory monitor killed the process, because the node was running out of memory",
-        "use nodes with more memory, fewer ranks per node or smaller batches; RAY_memory_usage_threshold sets the "
-        "limit (0.95), in the environment of `ray start` on the node",
+        "use nodes with more memory, fewer ranks per node or smaller batches; RAY_memory_usage_threshold in the "
+        "environment of `ray start` on the node sets the limit (0.95)",
     ),
     "RAY-06": (
         "a Ray worker was killed",
@@ -43,8 +44,8 @@ RAY: Texts = {
     ),
     "RAY-08": (
         "the driver of the job was killed, or its head node died",
-        "check memory and disk of the head node, which also runs Ray's own processes; run no work on it (num-gpus=0); "
-        "`runstop resume RUN` resumes the run",
+        "check memory and disk of the head node, which also runs Ray's own processes; let no ranks run on the "
+        "head node (num-gpus=0); `runstop resume RUN` resumes the run",
     ),
     "RAY-09": (
         "the run folder is not visible on a node",

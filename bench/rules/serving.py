@@ -3,26 +3,28 @@
 SERVING: dict[str, tuple[str, str]] = {
     "SRV-01": (
         "the server did not start, or exited before it was healthy",
-        "read its output, rank_logs/trial_K.server.out; run the command line in the log's `server` record by hand",
+        "read the output of the server, rank_logs/trial_K.server.out; run the command line in the log's `server` "
+        "record by hand",
     ),
     "SRV-02": (
         "the server did not become healthy in time",
-        "read its output, rank_logs/trial_K.server.out: it may still load weights or compile; then raise "
-        "task.serving.server.startup_timeout_s, or correct task.serving.server.health",
+        "read the output of the server, rank_logs/trial_K.server.out. The server may still load weights or "
+        "compile: then raise task.serving.server.startup_timeout_s. Or correct task.serving.server.health",
     ),
     "SRV-03": (
         "the server exited under load",
-        "read its output, rank_logs/trial_K.server.out; if it ran out of memory, limit its concurrent requests",
+        "read the output of the server, rank_logs/trial_K.server.out; if the server ran out of memory, limit its "
+        "concurrent requests",
     ),
     "SRV-04": (
         "requests failed",
-        "the per-request rows show how each request ended, and the server's output shows why; failed requests count "
-        "as the slowest",
+        "the rows of the requests show how each request ended, and the output of the server shows why; failed "
+        "requests count as the slowest",
     ),
     "SRV-05": (
         "answers or prompts did not have the requested number of tokens",
-        "make the server ignore the end-of-sequence token (task.serving.server.request or removes_eos), and use the "
-        "server's tokenizer in the client; speeds of shorter answers are not comparable",
+        "make the server ignore the end-of-sequence token (task.serving.server.request or removes_eos), and use "
+        "the server's tokenizer in the client; speeds of shorter answers are not comparable",
     ),
     "SRV-06": (
         "the client was the bottleneck",
@@ -35,7 +37,8 @@ SERVING: dict[str, tuple[str, str]] = {
     ),
     "SRV-08": (
         "the server has too little GPU memory left for its KV cache",
-        "lower the longest request (task.serving.server.max_model_len, or shorter loads), raise the share of memory "
-        "that the server uses, use more GPUs (parallel.tp), or end other processes that use the GPU (`nvidia-smi`)",
+        "lower the longest request (task.serving.server.max_model_len, or shorter loads), raise the share of "
+        "memory that the server uses, use more GPUs (parallel.tp), or end other processes that use the GPU "
+        "(`nvidia-smi`)",
     ),
 }

@@ -111,14 +111,14 @@ def of_run(folder: Path) -> Goodput:
     plan = plan_kinds.load(folder / run_files.PLAN)
     if plan_kinds.training_plan(plan) is None:
         raise ConfigError(
-            f"goodput is of training runs, but this is a run of kind {plan.config.task.kind.name}",
+            f"goodput shows only training runs, but this run is of kind {plan.config.task.kind.name}",
             where=str(folder),
             fix=f"to see the results of this run: runstop report {short(folder)}",
         )
     trials = tuple(time for entry in ledger.read(folder) if (time := _of_trial(folder, entry)) is not None)
     if not trials:
         raise LogError(
-            "no attempt of this run has reached run_start, so that nothing is known about its time",
+            "no attempt of this run has reached run_start, so its time is not known",
             where=str(folder),
             fix=f"to see why: runstop why {short(folder)}",
         )

@@ -102,7 +102,7 @@ def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monoto
         raise BenchError(
             f"no run has a result, so no settings are the best: {failed}",
             where=short(ready.folder),
-            fix=f"look for the cause with runstop why {short(ready.folder)}/RUN, and repeat the command",
+            fix=f"find the cause with runstop why {short(ready.folder)}/RUN, and repeat the command",
         )
     return proof.write(tuning, request.overrides)
 
@@ -201,7 +201,9 @@ def _chosen(request: Request, config: Config, ranked: Sequence[Candidate]) -> tu
             reason = planned.reason or reason
             chosen += [one] if planned.runs else []
     if not chosen:
-        raise ConfigError(f"no settings can be planned: {reason}", where="cluster, task", fix="runstop plan shows why")
+        raise ConfigError(
+            f"runstop cannot plan any settings: {reason}", where="cluster, task", fix="runstop plan shows why"
+        )
     return chosen, _session(request, config, chosen, runs=1)
 
 

@@ -22,7 +22,7 @@ def replay(path: Path | str, *, planned: Planned | None = None) -> Iterator[View
     events, _ = reader.read(path)
     if not events:
         raise LogError(
-            "there is nothing to replay: the file has no MLLOG line",
+            "the file cannot be replayed, because it has no MLLOG line",
             where=str(path),
             fix="give the result_K.txt of a trial",
         )

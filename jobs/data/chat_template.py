@@ -186,8 +186,8 @@ class ChatTemplate:
             end = len(text) if i + 1 == len(turns) else self._end(name, turns[: i + 1], tools, text, start)
             if not self._special.search(text, start, end):
                 raise ValueError(
-                    f"no special token ends turn {i + 1} in the chat template, so that a model would not learn to "
-                    f"stop: use a template that ends the assistant's turns with eos_token, {WITH_GENERATION}"
+                    f"no special token ends turn {i + 1} in the chat template, so a model would not learn to stop: "
+                    f"use a template that ends the assistant's turns with eos_token, {WITH_GENERATION}"
                 )
             spans.append((start, end))
         return spans

@@ -47,7 +47,7 @@ class MegatronTokens:
             raise ConfigError(what, where=str(self._bin), fix=fix, rule="CFG-06")
         if int(self._begins[-1]) // self._dtype.itemsize + int(lengths[-1]) > header.num_tokens:
             raise ConfigError(
-                f"the file has {header.num_tokens:,} tokens, less than its index lists",
+                f"the file has {header.num_tokens:,} tokens, fewer than its index lists",
                 where=str(self._bin),
                 fix=megatron_files.FIX,
                 rule="CFG-06",
@@ -67,7 +67,8 @@ class MegatronTokens:
             read = np.stack([self._sample(file.fileno(), int(sample)) for sample in self._samples[rows]])
         if read.size and not 0 <= read.min() <= read.max() < self._vocab_size:
             raise ConfigError(
-                f"the files have tokens from {read.min()} to {read.max()}, but the vocabulary has {self._vocab_size:,}",
+                f"the files have tokens from {read.min()} to {read.max()}, but the vocabulary has "
+                f"{self._vocab_size:,} entries",
                 where=str(self._bin),
                 fix="tokenize the data with the tokenizer of the model, or correct model.vocab_size",
                 rule="CFG-06",

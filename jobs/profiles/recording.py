@@ -69,7 +69,7 @@ def require_kernels(profiled: trace.Trace, *, on_gpu: bool) -> None:
     """
     if on_gpu and profiled.device == "cpu":
         raise ConfigError(
-            "torch.profiler recorded no kernel of this GPU, so the time of a step cannot be divided among modules",
+            "torch.profiler recorded no kernel of this GPU, so the time of each module is not known",
             where="launch.profile=modules; CUPTI",
             fix="end other profilers on this GPU (dcgm, nsys), permit profiling (driver option "
             "NVreg_RestrictProfilingToAdminUsers=0, CAP_SYS_ADMIN in a container), or remove launch.profile",

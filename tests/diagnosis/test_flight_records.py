@@ -67,7 +67,7 @@ LATER, EARLIER = record(("0", 7, True), ("3", 4, False)), record(("0", 7, True),
         ),
         (
             {0: record(("0", 2, False)), 1: record(("0", 2, False))},
-            "ranks 0, 1 entered collective 2 (all_reduce) of all ranks, and it did not end",
+            "ranks 0, 1 entered collective 2 (all_reduce) of all ranks, but it did not end",
         ),
         (
             {0: record(("0", 2, False)), 1: record(("0", 2, False), name="nccl:all_gather", size=8)},

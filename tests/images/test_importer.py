@@ -211,7 +211,7 @@ def test_credentials_that_others_may_read_are_reported(bench, tmp_path: Path, fo
     (tmp_path / "CONFIG/.credentials").write_text("machine nvcr.io login a password b\n")
     (tmp_path / "CONFIG/.credentials").chmod(0o644)
     assert (
-        "ENR-01: other users may read"
+        "ENR-01: other users can read"
         in finished(bench("import", "nvcr.io/a/b:1", "--dir", str(folder), how="no access"))[1]
     )
 

@@ -212,7 +212,7 @@ def test_single_records_without_a_monotonic_time_are_reported(written_trial: Wri
     late = line_of(path, "eval_accuracy") - 1
     path.write_text("".join([*lines[:late], *(re.sub(r', "monotonic_ms": \d+', "", line) for line in lines[late:])]))
     assert problems(path) == [("LOG-19", "error")]
-    assert "records have no monotonic_ms, but others do" in message(path)
+    assert "records have no monotonic_ms, but other records have it" in message(path)
 
 
 def test_records_in_the_wrong_order_without_a_monotonic_time_are_checked(

@@ -232,8 +232,8 @@ def test_evaluation_without_a_result_ends_when_training_continues(tmp_path: Path
     ("platform", "nodes", "per_node", "model", "num_gpus", "conflict"),
     [
         ("1xDGX H100", 1, 8, "NVIDIA H100", 8, ""),
-        ("8xDGX H100", 1, 8, "NVIDIA H100", None, "counted 1 nodes, but the platform is named 8xDGX H100"),
-        ("1xXE7745x4H200-NVL", 1, 8, "Dell H200 NVL", None, "counted 8 GPUs per node, but the platform is named 1xXE"),
+        ("8xDGX H100", 1, 8, "NVIDIA H100", None, "counted 1 nodes, but the name of the platform is 8xDGX H100"),
+        ("1xXE7745x4H200-NVL", 1, 8, "Dell H200 NVL", None, "counted 8 GPUs per node, but the name of the platform"),
         ("1xSR680aV3-8xH200_SXM", 1, 4, "NVIDIA H200", None, "counted 4 GPUs per node"),
         ("GX2560M7_H100_SXM_80GBx4", 1, 4, "NVIDIA H100", 4, ""),
         ("GX2560M7_H100_SXM_80GBx4", 1, 8, "NVIDIA H100", None, "counted 8 GPUs per node"),

@@ -112,7 +112,7 @@ def test_a_set_without_a_score_is_kept_with_its_reason(repository: Path) -> None
     assert (read.minutes, read.valid, read.num_runs, read.num_nodes) == (None, False, 8, None)
     assert any("readable system description" in note for note in read.notes)
     assert any("a score needs 10 runs" in note for note in read.notes)
-    with pytest.raises(ConfigError, match="no system can be listed"):
+    with pytest.raises(ConfigError, match="no system can be in the table"):
         results_repository.write(repository / "table.csv", [read], source="x")
     assert run(str(repository)) == 1
 

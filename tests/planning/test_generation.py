@@ -138,7 +138,7 @@ GENERATION = "task.generation"
         ),
         (
             [TINY, f"{GENERATION}.sampling.top_k=5"],
-            "top_k or top_p is set, but temperature 0 is greedy decoding, which",
+            "top_k or top_p is set, but temperature 0 is greedy decoding and ignores them",
             "sampling",
         ),
         ([TINY, f"{GENERATION}.sampling.temperature=-1"], "temperature is -1", "sampling.temperature"),

@@ -158,7 +158,7 @@ def test_a_walltime_below_the_projected_time_is_a_warning(words: tuple[str, ...]
         return
     (short,) = problems
     assert short.severity == "warning" and fix in short.fix
-    assert short.what == "a trial is projected to take 155.8 min, but its walltime is 120 min"
+    assert short.what == "a trial takes an estimated 155.8 min, but its walltime is 120 min"
     if fix.startswith("set walltime"):
         assert preflight.inspect(compose.compose([*QLORA, *words, "walltime=180"])) == []
 

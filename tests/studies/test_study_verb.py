@@ -80,7 +80,7 @@ def test_a_dry_run_shows_a_walltime_that_is_too_short(study: Verb, tmp_path: Pat
     seven = ("task=pretrain_7b", "cluster=dgx1", f"cluster.paths.logs={tmp_path}", "cluster.ranks_per_node=8")
     words = (*seven, "precision=bf16", "walltime=10", "task.training.max_steps=200")
     code, output, _ = study("mine", "--dry-run", *words)
-    assert code == 0 and "CFG-13: a trial is projected to take" in output
+    assert code == 0 and "CFG-13: a trial takes an estimated" in output
 
 
 def test_missing_runs_are_run_and_the_tables_are_shown(

@@ -201,7 +201,7 @@ def test_the_folder_is_that_of_a_study(call: Call, capsys: pytest.CaptureFixture
         (["task=lora_tiny", "trials=3"], "trials cannot be set, because tune sets this key for each run"),
         (["task=lora_tiny", "parallel.tp=3"], "tp 3 does not divide"),
         (["task=lora_tiny", "--blocks", "1"], "--blocks must be at least 2"),
-        (["task=lora_tiny", "--out", "page"], "--dry-run runs nothing"),
+        (["task=lora_tiny", "--out", "page"], "--dry-run starts no run"),
         (["@missing.overrides"], "the file of overrides cannot be read"),
     ],
 )

@@ -124,7 +124,9 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
             yield broken("KUB-15", f"the pods have no volume for cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
-            yield broken("KUB-15", f"the volume {name} must have exactly one of claim and host_path", f"{WHERE}.{name}")
+            yield broken(
+                "KUB-15", f"the volume {name} needs either claim or host_path, but not both", f"{WHERE}.{name}"
+            )
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
             yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
@@ -249,8 +251,11 @@ def program_files(subject: Subject) -> Iterator[Finding]:
     for place, text in enumerate(program.argv if program else []):
         is_here = Path(text).is_relative_to(Path.cwd()) and Path(text).is_file()
         if is_here and not any(Path(text).is_relative_to(path) for path in mounted):
-            fix = "put it into the image or onto a volume of the pods, and write its path there (docs/your-program.md)"
-            what = f"{text} is a file of this machine, and no volume of the pods has it"
+            fix = (
+                "put the file into the image or onto a volume of the pods, and use its path in the pods "
+                "(docs/your-program.md)"
+            )
+            what = f"{text} is a file of this machine, but no volume of the pods contains it"
             yield broken("KUB-15", what, f"engine.command.argv[{place}]", fix=fix, severity="warning")
 
 
@@ -401,9 +406,7 @@ def kinds(subject: Subject) -> Iterator[Finding | str]:
         available = [one["kind"] for one in response(subject, name)["resources"]] if is_known else []
         if kind not in available:
             fix = f"ask the admins to install the operator that provides {kind}, or set {WHERE}.object=job"
-            yield broken(
-                "KUB-06", f"the cluster does not support the kind {kind} ({group})", f"{WHERE}.object", fix=fix
-            )
+            yield broken("KUB-06", f"the cluster does not have the kind {kind} ({group})", f"{WHERE}.object", fix=fix)
         else:
             yield f"{kind} {group}"
 

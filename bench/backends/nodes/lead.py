@@ -53,7 +53,7 @@ def require_shared(nodes: "Nodes") -> None:
     if others and nodes.plan.checkpoint_every_steps is not None:
         names = ", ".join(member.name for member in others)
         raise ConfigError(
-            f"all nodes write checkpoints into the run folder, but {names} cannot access this folder",
+            f"all nodes write checkpoints into the run folder, but {names} cannot access it",
             where="task.training.checkpoint_every_steps",
             fix="put LOGDIR on a file system that all nodes share, or set task.training.checkpoint_every_steps=null",
             rule="HST-09",
@@ -66,9 +66,9 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
     for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared, but does not exist on the host {member.name}",
+                f"{missing[0]} was prepared, but is missing on the host {member.name}",
                 where="DATADIR, MODEL",
-                fix="copy this folder to the same path on every host, or put this folder on a shared file system",
+                fix="copy it to the same path on every host, or put it on a shared file system",
                 rule="HST-10",
             )
 

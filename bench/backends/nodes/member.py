@@ -83,8 +83,8 @@ def authenticate(channel: Channel, number: int, *, token: str) -> Channel:
         what = f"the lead node refuses node {number}: {welcome['what']}"
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     if not channels.is_valid_proof(welcome.get("proof"), token, mine, "lead"):
-        what = "the program that listens at the address of --lead does not know the token of this run"
-        fix = "find out which program listens at the address of --lead, end this program, then start the run again"
+        what = "another program listens at the address of --lead: it does not know the token of this run"
+        fix = "end the program that listens at the address of --lead, then start the run again"
         raise ConfigError(what, where="--lead", fix=fix, rule="HST-03")
     return channel
 

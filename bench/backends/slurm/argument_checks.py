@@ -79,7 +79,7 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
             fix = f"write {'='.join(argument.split(maxsplit=1))}, or write two list entries"
             yield broken(
                 "CFG-09",
-                f"{argument!r} contains a blank, so sbatch would read name and value together as the name of an option",
+                f"{argument!r} contains a blank, so sbatch would read the whole text as the name of an option",
                 WHERE,
                 fix=fix,
             )

@@ -31,7 +31,7 @@ MAX_GAP_S = 1.5
 """The rules require a sample at least once a second. Samples are taken every second, some tens of milliseconds early or
 late; a longer gap is a missing sample."""
 MIN_READINGS = 60
-"""The rules require at least so many power samples of a run."""
+"""The rules require at least so many power samples for each run."""
 METER_COLUMNS = ("time_ms", "node", "power_w")
 _MOST_SHOWN = 5
 
@@ -144,11 +144,13 @@ def require_valid(request: PowerRequest) -> None:
         raise ConfigError(
             f"the efficiency of the power supplies is {request.efficiency:g}",
             where="--psu-efficiency",
-            fix="give output over input: a number above 0, at most 1, such as 0.94",
+            fix="write the output power divided by the input power, such as 0.94",
         )
     if bad := [watts for watts in request.switches_w if not 0 < watts < float("inf")]:
         raise ConfigError(
-            f"the power of a switch is {bad[0]:g} W", where="--switch-watts", fix="give the watts of each switch"
+            f"the power of a switch is {bad[0]:g} W",
+            where="--switch-watts",
+            fix="write the power of each switch in watts",
         )
     if request.meters and request.scope is Scope.gpus:
         fix = "use --power node, or leave out --meter"
@@ -283,7 +285,10 @@ def _uncovered(nodes: dict[str, Series], start: int, stop: int, *, expected: int
         elif len(series) < min(MIN_READINGS, (stop - start) / 1000):
             yield f"node {node} has {len(series)} readings in {(stop - start) / 1000:.1f} s"
         if stop - start < 1000 * (MIN_READINGS - 1):
-            yield f"it took {(stop - start) / 1000:.1f} s, but the rules require {MIN_READINGS} power samples of a run"
+            yield (
+                f"it took {(stop - start) / 1000:.1f} s, but the rules require {MIN_READINGS} power samples for "
+                f"each run"
+            )
 
 
 def _disagreements(power: RunPower, request: PowerRequest) -> Iterator[Finding]:

@@ -201,7 +201,7 @@ def _check_spares(config: Config) -> None:
         )
     if launch.array:
         raise ConfigError(
-            "the tasks of a job array share a run folder, so that slow nodes cannot be replaced",
+            "the tasks of a job array share a run folder, so slow nodes cannot be replaced",
             where="launch.replace_slow, launch.array",
             fix="set launch.array=false",
         )

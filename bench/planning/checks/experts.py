@@ -34,7 +34,7 @@ def _split(config: Config) -> Iterator[Refusal]:
     what = f"ep is {ep}, but ranks that hold different experts need the distributed optimizer"
     where = "parallel.ep, parallel.distributed_optimizer"
     yield not config.parallel.distributed_optimizer, what, where, "set parallel.distributed_optimizer=true"
-    what = "local SGD averages whole models, but with ep above 1 a rank holds a part of the experts"
+    what = "local SGD averages whole models, but with ep above 1, a rank has only a part of the experts"
     is_averaged = config.recipe is not None and config.recipe.averaging is not None
     yield is_averaged, what, "parallel.ep, parallel.groups", one
 

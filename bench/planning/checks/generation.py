@@ -125,7 +125,7 @@ def _sampling(generation: Generation) -> Iterator[Refusal]:
     what, fix = f"top_p is {s.top_p}, but must be above 0 and at most 1", "set top_p to a value in (0, 1], or to null"
     yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", fix
     is_cut = s.top_k is not None or s.top_p is not None
-    what = "top_k or top_p is set, but temperature 0 is greedy decoding, which ignores both"
+    what = "top_k or top_p is set, but temperature 0 is greedy decoding and ignores them"
     yield s.temperature == 0 and is_cut, what, where, "set temperature above 0, or set top_k and top_p to null"
 
 

@@ -62,6 +62,6 @@ def check_offload(config: Config) -> None:
         raise ConfigError(
             "offload_activations needs runstop's own layers, but this model uses megatron-core's layers",
             where="recipe.offload_activations, precision",
-            fix="set recipe.offload_activations=false; adapters of a Llama, Mistral or Qwen with precision=bf16 use "
-            "runstop's layers",
+            fix="set recipe.offload_activations=false, or train adapters of a Llama, Mistral or Qwen model with "
+            "precision=bf16: such a run has runstop's own layers",
         )

@@ -59,7 +59,10 @@ def _check_upper_limits(config: Config) -> None:
             )
     stall = config.launch.stall
     if stall is not None and stall.factor <= 1:
-        what = f"launch.stall.factor is {stall.factor:g}, but at 1 or less the watchdog ends trials without a stall"
+        what = (
+            f"launch.stall.factor is {stall.factor:g}, but must be above 1: otherwise the watchdog ends trials "
+            f"that do not stall"
+        )
         raise ConfigError(
             what, where="launch.stall.factor", fix="set launch.stall.factor above 1, or launch.stall=null"
         )

@@ -92,7 +92,7 @@ def check_profiled_steps(config: Config, max_steps: int) -> None:
         what = f"launch.profile_steps is {steps}, but must be the first and the last step, from 1 to {max_steps}"
         raise ConfigError(what, where=where, fix=fix)
     if config.task.submittable:
-        what = "nsys records timed steps, so this run is no submission, but task.submittable is true"
+        what = "nsys slows the timed steps, so the run cannot be submitted, but task.submittable is true"
         raise ConfigError(what, where=where, fix="set task.submittable=false")
 
 

@@ -17,10 +17,10 @@ def is_chosen(config: Config, layout: Layout) -> bool:
     wanted, cost = config.training_recipe.cuda_graph, layout.cost
     if wanted and not can_capture(config, layout):
         raise ConfigError(
-            "a CUDA graph was requested, but the passes of this plan cannot be captured",
+            "recipe.cuda_graph is true, but a CUDA graph is not possible with this plan",
             where="recipe.cuda_graph",
-            fix="remove recipe.cuda_graph=true; a graph needs engine=megatron on a GPU with rates, pp of 1, and "
-            "neither full recomputation, offloaded activations nor a document mask",
+            fix="remove recipe.cuda_graph=true. A graph needs engine=megatron, a GPU with rates, and pp of 1. It does not "
+            "work with full recomputation, offloaded activations or a document mask",
         )
     if wanted is not None:
         return wanted

@@ -24,7 +24,7 @@ CASES: dict[str, tuple[dict[str, object], Expected]] = {
     ),
     "both": (
         {"data": Volume(claim="a", host_path="/b")},
-        (checks.volumes_of_config, "KUB-15", "the volume data must have exactly one of claim and host_path", "data"),
+        (checks.volumes_of_config, "KUB-15", "the volume data needs either claim or host_path, but not both", "data"),
     ),
     "claim": (
         {"model": Volume(claim="A b")},

@@ -141,7 +141,7 @@ def test_a_missing_kind_is_distinguished_from_a_missing_namespace(
     with pytest.raises(SubmitError) as refused:
         BACKEND.submit(planned(), folder)
     assert refused.value.rule == rule
-    assert refused.value.what == ("the cluster does not support the kind Job (batch/v1)" if rule else message)
+    assert refused.value.what == ("the cluster does not have the kind Job (batch/v1)" if rule else message)
     assert ("to install the operator that provides" in refused.value.fix) is (rule is not None)
 
 

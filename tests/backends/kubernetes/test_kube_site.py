@@ -131,7 +131,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "ConfigMap v1; Service v1",
         [
             broken(
-                *("KUB-06", "the cluster does not support the kind Job (batch/v1)", f"{WHERE}.object"),
+                *("KUB-06", "the cluster does not have the kind Job (batch/v1)", f"{WHERE}.object"),
                 fix="ask the admins to install the operator that provides Job, or set cluster.kubernetes.object=job",
             )
         ],
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "Service v1; Job batch/v1",
         [
             broken(
-                *("KUB-06", "the cluster does not support the kind ConfigMap (v1)", f"{WHERE}.object"),
+                *("KUB-06", "the cluster does not have the kind ConfigMap (v1)", f"{WHERE}.object"),
                 fix="ask the admins to install the operator that provides ConfigMap, or set "
                 "cluster.kubernetes.object=job",
             )

@@ -386,7 +386,7 @@ def test_kubernetes_parser_reads_the_same_values(tmp_path: Path) -> None:
         (
             ["cluster.kubernetes.data={claim: a, host_path: /b}"],
             "KUB-15",
-            "must have exactly one of claim and host_path",
+            "needs either claim or host_path, but not both",
         ),
         (["cluster.paths.logs=$LOGDIR"], "KUB-15", "cannot be a path in pods"),
         (
@@ -473,7 +473,7 @@ def test_a_program_in_the_current_folder_must_be_on_a_volume(tmp_path: Path, mon
     for more, expected in (([], [f"{tmp_path}/train.py is a file of this machine"]), ([mount], [])):
         checked = run(checks.CONFIG_CHECKS, Subject(compose.compose([*words, *more]), ""), tier="laptop")
         problems = [f.what for one in checked for f in one.findings if f.where.startswith("engine.command")]
-        assert [what.partition(", and")[0] for what in problems] == expected
+        assert [what.partition(", but")[0] for what in problems] == expected
 
 
 @pytest.mark.parametrize("name", SHOWN)

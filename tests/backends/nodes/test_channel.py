@@ -123,7 +123,7 @@ def test_a_node_refuses_a_lead_without_its_token(pair: Pair) -> None:
     answering = threading.Thread(target=lead)
     answering.start()
     with pytest.raises(
-        ConfigError, match="HST-03: the program that listens at the address of --lead does not know the token"
+        ConfigError, match="HST-03: another program listens at the address of --lead: it does not know the token"
     ):
         member.authenticate(channel, 1, token="ours")
     answering.join()

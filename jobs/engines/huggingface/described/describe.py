@@ -168,7 +168,7 @@ def _require_no_other_weights(model: Any, *, where: str) -> None:
     if others := sorted(set(model.state_dict()) - parameters):
         raise ConfigError(
             f"{type(model).__name__} has weights that are not parameters ({others[0]} and {len(others) - 1} more), "
-            "which engine=huggingface would not save",
+            "and engine=huggingface would not save them",
             where=where,
             fix="choose another model",
         )
