@@ -72,9 +72,11 @@ def of_files(folder: Path, rank: int, size: int) -> "object":
         addresses = tuple(one.data_ptr() for one in mapped)
         return peer_memory.Buffer(addresses, torch.zeros(most, dtype=torch.int32), most), mapped
 
-    made = (buffer("sums", torch.int16, 4096), buffer("best", torch.int64, 8))
+    buffers = (buffer("sums", torch.int16, 4096), buffer("best", torch.int64, 8))
     torch.distributed.barrier()
-    return peer_memory.PeerMemory(rank, size, *(one for one, _ in made), [x for _, mapped in made for x in mapped])
+    return peer_memory.PeerMemory(
+        rank, size, *(one for one, _ in buffers), [x for _, mapped in buffers for x in mapped]
+    )
 
 
 def tokens(peers, sampling: Sampling, device: str) -> Tensor:

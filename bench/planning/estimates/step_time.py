@@ -81,7 +81,7 @@ Counted by hand in jobs/engines/megatron/trained/layer.py."""
 RECOMPUTED_LINEAR = 3
 """Kernels of the forward pass from the norm to q, k and v, or to the activation; and of a memset."""
 CP = 59
-"""Additional kernels with cp, without NCCL's. Source: the 129 of a layer with cp 8 in docs/results/2026-11-22-fp8.md."""
+"""Additional kernels with cp, without NCCL's. Source: docs/results/2026-11-22-fp8.md, 129 for a layer with cp 8."""
 TP_COLLECTIVES, SP_COLLECTIVES, CP_COLLECTIVES = 6, 10, 3
 """Collectives of a layer with tp, in addition with sp, and with cp, forward plus backward. Counted by hand in
 jobs/engines/megatron/frozen/layer.py and attention.py."""

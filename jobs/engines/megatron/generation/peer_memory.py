@@ -1,7 +1,8 @@
 """Memory of a TP rank that the other ranks of its replica write to, over NVLink: for sums of a few rows.
 
-NCCL's all-reduce of one row takes some 12 us, most of it latency; `peer_kernels` needs one trip over NVLink. Larger
-messages stay with NCCL: here every rank receives the values of every other rank.
+NCCL's all-reduce of one row takes 18 us between two H200s, most of it latency; `peer_kernels` needs one trip over
+NVLink, and 2 us (docs/results/2026-11-26-several-gpus.md). Larger messages stay with NCCL: here every rank receives the
+values of every other rank.
 
 The memory is torch's symmetric memory, which torch maps into all processes of a group. NVLink multicast is not used.
 """
@@ -103,13 +104,13 @@ def _obstacle(device: torch.device, others: Sequence[int | None]) -> str:
 
 def _shared(group: ProcessGroup, device: torch.device) -> PeerMemory:
     """Return the memory of the group, all of it empty. `share` waits until every rank has emptied its own."""
-    made = (
+    buffers = (
         _buffer(group, device, torch.int16, most_values(group.size()), VALUES),
         _buffer(group, device, torch.int64, MOST_SLOTS, 1),
     )
     torch.cuda.synchronize()
-    sums, best = (buffer for buffer, _ in made)
-    return PeerMemory(group.rank(), group.size(), sums, best, [own for _, own in made])
+    sums, best = (buffer for buffer, _ in buffers)
+    return PeerMemory(group.rank(), group.size(), sums, best, [own for _, own in buffers])
 
 
 def _buffer(
