@@ -16,6 +16,9 @@ from bench.contract.plan import Plan
 from bench.contract.run_files import LEFT_OUT, SLOW_NODE, SPARE_NODES, USED_NODES
 from bench.preflight import nodes
 
+RANK_KILLED = "RUN-02"
+"""The rule of a rank that was killed by the system."""
+
 
 class Chosen(IntEnum):
     """What the batch script does next: the exit code of `replace`."""
@@ -89,7 +92,7 @@ def leave_out(run: Path, *, job: str, is_check: bool, killed_on: str | None) -> 
     elif slow:
         lost = {slow: why}
     elif killed_on is not None:
-        lost = {killed_on: f"RUN-02: a rank was killed on {killed_on}"}
+        lost = {killed_on: f"{RANK_KILLED}: a rank was killed on {killed_on}"}
     if not 0 < len(lost) <= len(spares):
         return None
     _leave_out(run, lost, time_ms=time.time_ns() // 1_000_000, job=job)

@@ -185,12 +185,12 @@ def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("task=lora_tiny", "cluster=local", "--scale", "1"), "this cluster has none"),
+        (("task=lora_tiny", "cluster=local", "--scale", "1"), "this cluster has no GPUs"),
         (("task=serve_7b", "cluster=dgxh200", "--scale", "1"), "serve_7b is of kind serve"),
         (("task=lora70b", "cluster=dgxh200", "cluster.network_gbs=null", "--scale", "1,2"), "is not known"),
         ((*LORA, "engine=huggingface", "--scale", "1"), "set engine=megatron, or choose a task that uses it"),
         ((*LORA, "model=gpt_oss_20b", "--scale", "1"), "add --stack reference"),
-        ((*LORA, "gpu@cluster.gpu=b200", "--scale", "1"), "no rates of NVIDIA B200 SXM 180GB were measured"),
+        ((*LORA, "gpu@cluster.gpu=b200", "--scale", "1"), "the rates of NVIDIA B200 SXM 180GB were not measured"),
         ((*LORA, "gpu@cluster.gpu=l40s", "--scale", "1", "--stack", "reference"), "no rates of NVIDIA L40S"),
         ((*LORA, "--scale", "1", "--stack", "reference-fp4"), "NVIDIA H100 SXM 80GB has no GEMMs in FP4"),
         ((*LORA, "model=gpt_oss_20b", "--scale", "1", "--stack", "reference"), "but the task trains adapters"),
