@@ -72,11 +72,10 @@ def of_files(folder: Path, rank: int, size: int) -> "object":
         addresses = tuple(one.data_ptr() for one in mapped)
         return peer_memory.Buffer(addresses, torch.zeros(most, dtype=torch.int32), most), mapped
 
-    buffers = (buffer("sums", torch.int16, 4096), buffer("best", torch.int64, 8))
+    sums, mapped_sums = buffer("sums", torch.int16, 4096)
+    best, mapped_best = buffer("best", torch.int64, 8)
     torch.distributed.barrier()
-    return peer_memory.PeerMemory(
-        rank, size, *(one for one, _ in buffers), [x for _, mapped in buffers for x in mapped]
-    )
+    return peer_memory.PeerMemory(rank, size, sums, best, [*mapped_sums, *mapped_best])
 
 
 def tokens(peers, sampling: Sampling, device: str) -> Tensor:
