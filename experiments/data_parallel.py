@@ -18,9 +18,11 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from bench.contract.plan import Plan
+from bench.contract.schema import Device
 from bench.planning import compose
 
 ROUNDS = 3
@@ -36,8 +38,8 @@ def main() -> int:
     world = int(os.environ["WORLD_SIZE"])
     plan = composed(args.overrides, 1 if args.alone else world)
     who = joined(plan, alone=args.alone)
-    found = alone(plan, args.steps) if args.alone else together(plan, args.steps, profile=args.profile)
-    print(json.dumps({"gpu": who.local_rank, **shown(found, plan)}), flush=True)
+    measured = alone(plan, args.steps) if args.alone else together(plan, args.steps, profile=args.profile)
+    print(json.dumps({"gpu": who.local_rank, **shown(measured, plan)}), flush=True)
     from jobs.engines.megatron.groups import end_ranks
 
     end_ranks()
@@ -60,7 +62,9 @@ def joined(plan: Plan, *, alone: bool) -> Any:
     from jobs.ranks.identity import from_environment
 
     who = from_environment()
-    if alone:
+    if alone:  # a plan of one rank uses the first GPU that it sees
+        if plan.config.cluster.device is Device.cuda:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(who.local_rank)
         who = replace(who, rank=0, world_size=1, master_port=who.master_port + 1 + who.local_rank)
         for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"):
             os.environ.pop(name, None)
@@ -78,19 +82,19 @@ def alone(plan: Any, steps: int) -> dict[str, list[float]]:
 def together(plan: Any, steps: int, *, profile: bool) -> dict[str, Any]:
     """Return the milliseconds of the steps of both schedules, and what else is measured."""
     train, engine = stepping(plan)
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for overlaps, number in ((False, steps // 2), (True, steps), (False, steps - steps // 2)):
         set_schedule(engine, overlaps)
         times_ms, own_ms = train(1 + number)
         name = "overlapped" if overlaps else "plain"
-        found.setdefault(name, []).extend(times_ms[1:])
-        found.setdefault(f"own {name}", []).extend(own_ms[1:])
+        measured.setdefault(name, []).extend(times_ms[1:])
+        measured.setdefault(f"own {name}", []).extend(own_ms[1:])
     if profile:
         set_schedule(engine, True)
         train(1)
-        found |= profiled(lambda: train(2))
+        measured |= profiled(lambda: train(2))
     set_schedule(engine, False)
-    return found | collectives_ms(engine)
+    return measured | collectives_ms(engine)
 
 
 def stepping(plan: Any) -> tuple[Callable[[int], tuple[list[float], list[float]]], Any]:
@@ -117,9 +121,9 @@ def stepping(plan: Any) -> tuple[Callable[[int], tuple[list[float], list[float]]
             ends.append(now())
             waits.append(rank_times._marks.waits)
         synchronize()
-        times = [seconds(*pair) for pair in zip(ends, ends[1:], strict=False)]
-        own = [time - sum(seconds(*wait) for wait in of) for time, of in zip(times, waits, strict=True)]
-        return [1e3 * one for one in times], [1e3 * one for one in own]
+        times_ms = [1e3 * seconds(*ends_of_two) for ends_of_two in pairwise(ends)]
+        waits_ms = [sum(1e3 * seconds(*wait) for wait in of_step) for of_step in waits]
+        return times_ms, [time - wait for time, wait in zip(times_ms, waits_ms, strict=True)]
 
     return train, engine
 
@@ -134,7 +138,7 @@ def set_schedule(engine: Any, overlaps: bool) -> None:
 
 
 def profiled(step: Callable[[], Any]) -> dict[str, float]:
-    """Return what NCCL took in two steps of rank 0, and how much of it ran beside other kernels, in ms."""
+    """Return what NCCL took in two steps of rank 0, and how much of it overlapped with other kernels, in ms."""
     import torch
 
     if torch.distributed.get_rank() or not torch.cuda.is_available():
@@ -149,7 +153,7 @@ def profiled(step: Callable[[], Any]) -> dict[str, float]:
     nccl, other = (_union(spans[is_nccl]) for is_nccl in (True, False))
     both = _union([*nccl, *other])
     of_nccl, of_other, of_both = (sum(end - start for start, end in one) / 1e3 for one in (nccl, other, both))
-    shown = {"nccl": of_nccl, "nccl beside others": of_nccl + of_other - of_both, "other kernels": of_other}
+    shown = {"nccl": of_nccl, "nccl overlapped": of_nccl + of_other - of_both, "other kernels": of_other}
     return {f"profile: {name}": value for name, value in shown.items()} | {"profile: nccl kernels": len(spans[True])}
 
 
@@ -190,11 +194,11 @@ def collectives_ms(engine: Any) -> dict[str, float]:
     }
 
 
-def shown(found: dict[str, Any], plan: Any) -> dict[str, Any]:
+def shown(measured: dict[str, Any], plan: Any) -> dict[str, Any]:
     """Return the medians, the lowest and highest times, and the tokens per second of a GPU."""
     tokens = plan.batch.global_batch_size * plan.config.training_data.seq_length / plan.world.num_ranks
     table: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in measured.items():
         if not isinstance(value, list):
             table[name] = round(value, 2)
             continue

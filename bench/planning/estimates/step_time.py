@@ -118,7 +118,7 @@ At the power limit each GPU runs at its own clock rate. Source: docs/results/202
 steps of Llama-2-70B on two GPUs with tp, cp or pp.
 """
 SLOWED = 0.66
-"""Seconds that computation loses for each second of an exchange between replicas that runs beside it.
+"""Seconds that computation loses for each second of an exchange between replicas that overlaps with it.
 
 NCCL takes SMs and power. Source: docs/results/2026-11-26-several-gpus.md, 7B in BF16 on two H200s: of 84.2 ms of
 exchange, of which 1.1 ms cannot be hidden, overlap saved 28.5 ms.

@@ -101,7 +101,7 @@ class UpdatedWeights:
                 self._wait_in_forward(chunk, model)
 
     def after_update(self) -> None:
-        """Go on after an optimizer step."""
+        """Update copies after an optimizer step: now, or layer by layer in the next forward pass."""
         if self.arrive_late:
             self.outdated = set(self.layers)
         else:
