@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", required=True, metavar="KEY=VALUE,…", help="overrides of each layout")
     parser.add_argument("--layers", nargs="+", type=int, required=True, help="numbers of layers, one or two")
     parser.add_argument("--steps", type=int, default=10, help="steps to time (default 10)")
-    parser.add_argument("--repeat", action="store_true", help="launch by the host twice: how much do its losses differ?")
+    parser.add_argument("--repeat", action="store_true", help="launch by the host twice, to compare its losses")
     args = parser.parse_args()
     plans = [
         [composed([*args.overrides, *layout.split(","), f"model.num_layers={count}"]) for count in args.layers]

@@ -183,7 +183,7 @@ def test_a_step_is_not_faster_than_its_host() -> None:
     """With cp 8 a step took 3.878 s, and its kernels took 2.90 s: docs/results/2026-11-22-fp8.md."""
     step = estimated(FP8, cp=8)
     assert step.step_s == pytest.approx(3.878, rel=0.03) and step.host_s > 0
-    assert step.step_s == pytest.approx(8 * 80 * (126 + 3 * 2) * 47e-6), "a layer has three collectives, 2 launches each"
+    assert step.step_s == pytest.approx(8 * 80 * (126 + 3 * 2) * 47e-6), "3 collectives, 2 launches each"
     short = replace(FP8, data=replace(FP8.data, seq_length=128))
     assert estimated(short).step_s == pytest.approx(80 * 80 * 47e-6)
     assert estimated(short, tp=2, sp=True).step_s == pytest.approx(2 * 80 * (80 + 16 * 2) * 47e-6)
