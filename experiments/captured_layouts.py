@@ -12,7 +12,7 @@ All layouts train one after the other in the same processes, one per GPU. Printe
   NCCL's run; idle: the rest of the median step.
 - kernels, and collectives with the host's microseconds for each of them (in separate steps), counted on rank 0. Only
   the collectives of runstop's own code are timed.
-- the largest difference of the losses from those of the host's launches; `again` has that of two equal runs.
+- the largest difference of the losses from those of the host's launches; `repeat` has that of two equal runs.
 
 With two numbers of layers, the last lines have the host's time of one layer: their difference. On CPUs nothing is
 captured.
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", required=True, metavar="KEY=VALUE,…", help="overrides of each layout")
     parser.add_argument("--layers", nargs="+", type=int, required=True, help="numbers of layers, one or two")
     parser.add_argument("--steps", type=int, default=10, help="steps to time (default 10)")
-    parser.add_argument("--again", action="store_true", help="launch by the host again: how much do its losses differ?")
+    parser.add_argument("--repeat", action="store_true", help="launch by the host twice, to compare its losses")
     args = parser.parse_args()
     plans = [
         [composed([*args.overrides, *layout.split(","), f"model.num_layers={count}"]) for count in args.layers]
@@ -92,12 +92,12 @@ def main() -> int:
     os.environ.update(plans[0][0].environment)
     size = sizes.pop()
     ports = [free_port() for _ in plans]
-    multiprocessing.spawn(run, args=(size, ports, plans, args.steps, args.again), nprocs=size)
+    multiprocessing.spawn(run, args=(size, ports, plans, args.steps, args.repeat), nprocs=size)
     return 0
 
 
 def run(
-    rank: int, size: int, ports: Sequence[int], plans: Sequence[Sequence[TrainingPlan]], steps: int, again: bool
+    rank: int, size: int, ports: Sequence[int], plans: Sequence[Sequence[TrainingPlan]], steps: int, repeat: bool
 ) -> None:
     """Measure all layouts as one of the ranks; rank 0 prints."""
     import warnings
@@ -114,8 +114,8 @@ def run(
             results = {"host": eager}
             if torch.cuda.is_available():
                 results["graph"] = measured(replace(plan, cuda_graph=True), steps)
-            if again:
-                results["again"] = measured(replace(plan, cuda_graph=False), steps)
+            if repeat:
+                results["repeat"] = measured(replace(plan, cuda_graph=False), steps)
             if rank == 0:
                 show(plan, results)
             host_ms[plan.config.model.num_layers] = eager

@@ -11,6 +11,8 @@ from bench.planning.layouts import Layout, with_micro_batch
 def is_chosen(config: Config, layout: Layout) -> bool:
     """Return whether a graph is used: as recipe.cuda_graph says, else if the GPU would wait for the host and it fits.
 
+    Collectives between nodes were never captured here, so that only recipe.cuda_graph=true captures them.
+
     Raises:
         ConfigError: recipe.cuda_graph is true, and this layout cannot be captured.
     """
@@ -24,7 +26,8 @@ def is_chosen(config: Config, layout: Layout) -> bool:
         )
     if wanted is not None:
         return wanted
-    waits = cost is not None and cost.host_s > 0
+    world = layout.world
+    waits = cost is not None and cost.host_s > 0 and world.tp * world.cp <= world.ranks_per_node
     return waits and can_capture(config, layout) and memory_of(config, layout).fits is not False
 
 
