@@ -24,11 +24,11 @@ LENGTH = 16
 def main() -> None:
     plan = plan_kinds.load(Path(sys.argv[1]))
     start_ranks(plan, from_environment())
-    found = []
+    problems = []
     for overlap in (False, True):
         plan.config.parallel.overlap = overlap
-        found.append(_train(plan))
-    print(json.dumps(found))
+        problems.append(_train(plan))
+    print(json.dumps(problems))
     end_ranks()
 
 
