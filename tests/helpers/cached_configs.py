@@ -39,8 +39,10 @@ def cached(compose: Callable[[list[str]], Config]) -> Callable[[list[str]], Conf
             "searchpath" in override or override == "model=hf" for override in overrides
         ):  # a folder that may change
             return compose(overrides)
-        gpus = sys.modules.get("pynvml")  # the GPUs of a test: a plan depends on those of its machine
-        key = (os.getcwd(), id(gpus), *map(os.environ.get, PATHS), *overrides)
+        gpus = sys.modules.get(
+            "pynvml"
+        )  # the GPUs of a test; kept alive by the key, or another module could get its id
+        key = (os.getcwd(), gpus, *map(os.environ.get, PATHS), *overrides)
         if key not in configs:
             configs[key] = pickle.dumps(compose(overrides))
         return pickle.loads(configs[key])
