@@ -182,7 +182,7 @@ FOLDERS = {"DATADIR": "cache", "MODEL": "cache", "LOGDIR": "runs"}
 @contextmanager
 def user(cluster: Cluster, *overrides: str) -> Iterator[User]:
     """Create a home folder for a user, with the same path in pods."""
-    with tempfile.TemporaryDirectory(prefix="runstop-home-", dir="/tmp") as home:
+    with tempfile.TemporaryDirectory(prefix="runstop-home-", dir="/tmp", ignore_cleanup_errors=True) as home:
         for folder in (home, *(f"{home}/{name}" for name in {*FOLDERS.values()})):
             Path(folder).mkdir(exist_ok=True)
             Path(folder).chmod(0o755)
