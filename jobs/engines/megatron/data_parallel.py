@@ -16,7 +16,8 @@ So both schedules have the same results, bit by bit. Three cases keep a part of 
 - One replica: there is nothing to exchange, and one bucket.
 - Later pipeline stages, and later chunks of a stage: megatron-core gives them one bucket. They end their last backward
   pass before the first stage does, and begin the next forward pass after it.
-- A CUDA graph cannot hold collectives. The gradients are reduced after it, and it begins when all weights are there.
+- A CUDA graph has the collectives of TP and CP, but not those of replicas. The gradients are reduced after it, and it
+  begins when all weights are there.
 """
 
 from collections.abc import Iterator, Sequence
