@@ -149,8 +149,9 @@ class Parallel:
     sp: bool | None = False
     """Sequence parallel: norms and dropout split over the TP ranks along the sequence."""
     distributed_optimizer: bool = True
-    overlap: bool = field(default=True, metadata=OMIT_DEFAULT)
-    """The replicas exchange gradients and weights while layers compute. The results are the same without it."""
+    overlap: bool | None = field(default=None, metadata=OMIT_DEFAULT)
+    """The replicas exchange gradients and weights while layers compute. The results are the same without it. None: on
+    GPUs."""
     groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
     """Number of local SGD groups, or of replicas that generate, each with its share of the ranks. None: one."""
     share_gpu: bool | None = field(default=None, metadata=OMIT_DEFAULT)

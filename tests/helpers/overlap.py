@@ -24,11 +24,11 @@ LENGTH = 16
 def main() -> None:
     plan = plan_kinds.load(Path(sys.argv[1]))
     start_ranks(plan, from_environment())
-    problems = []
+    results = []
     for overlap in (False, True):
         plan.config.parallel.overlap = overlap
-        problems.append(_train(plan))
-    print(json.dumps(problems))
+        results.append(_train(plan))
+    print(json.dumps(results))
     end_ranks()
 
 

@@ -69,7 +69,7 @@ def _check_profile(config: Config) -> None:
 
 
 def _check_overlap(config: Config) -> None:
-    if not config.parallel.overlap and config.engine.name is not EngineName.megatron:
+    if config.parallel.overlap is not None and config.engine.name is not EngineName.megatron:
         raise ConfigError(
             f"engine={config.engine.name.name} decides itself what overlaps",
             where="parallel.overlap",

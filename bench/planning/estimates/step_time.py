@@ -334,7 +334,7 @@ class _Step:
         reduce_s = (1 if sharded else 2) * (transfer_s + latency_s)
         gather_s = BYTES[config.precision] / MAIN_GRADIENT_BYTES * transfer_s + latency_s if sharded else 0.0
         exchange_s = reduce_s + gather_s
-        if config.parallel.overlap:
+        if config.parallel.overlap is not False:
             shown_reduce_s = reduce_s * self.last_bucket_share(trained, replicas)
             reduces_s = 0.0 if self.is_captured else backward_s
             gathers_s = update_s + (0.0 if self.is_captured else forward_s)

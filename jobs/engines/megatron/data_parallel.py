@@ -1,7 +1,8 @@
 """Data parallelism: the replicas' gradients and weights move in buckets, while layers compute.
 
 megatron-core's DistributedDataParallel keeps the gradients of a rank (FP32) and, with the distributed optimizer, its
-weights in flat buffers. They are cut into buckets in the order of the backward pass. A step with `parallel.overlap`:
+weights in flat buffers. They are cut into buckets in the order of the backward pass. A step with `parallel.overlap`,
+the default on GPUs:
 
 1. The backward pass of the last micro-batch: a bucket is reduced as soon as all of its gradients are there.
 2. The norm of all gradients: every rank waits for the last bucket, and for the other ranks.
@@ -45,7 +46,9 @@ from jobs.profiles.ranges import profile_range
 def wrap(plan: TrainingPlan, config: LayerConfig, chunks: Sequence[Module]) -> list[DistributedDataParallel]:
     """Return the chunks in megatron-core's wrapper, with equal weights on all replicas."""
     replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
-    overlaps, is_sharded = plan.config.parallel.overlap, plan.config.parallel.distributed_optimizer
+    is_sharded, overlaps = plan.config.parallel.distributed_optimizer, plan.config.parallel.overlap
+    if overlaps is None:  # on CPUs there is nothing to gain: gloo computes its sums on the cores of the layers
+        overlaps = torch.cuda.is_available()
     num_trained = sum(weight.numel() for weight in chunks[0].parameters() if weight.requires_grad)
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,

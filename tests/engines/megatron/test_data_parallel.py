@@ -29,9 +29,11 @@ LAYOUTS = {
     "pp2 dp2": (4, "parallel.pp=2"),
     "pp2 vpp2 dp2": (4, "parallel.pp=2", "parallel.vpp=2"),
 }
+IN_GATE = ("dp2 fp8", "tp2 dp2 fp8")
+MARKED = [pytest.param(name, marks=() if name in IN_GATE else pytest.mark.slow) for name in LAYOUTS]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MARKED)
 def test_overlapped_steps_have_the_bits_of_plain_steps(tmp_path: Path, layout: str) -> None:
     """Losses, an evaluation between two steps, weights and optimizer states, also after resuming."""
     num_ranks, *split = LAYOUTS[layout]
