@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,7 +179,7 @@ def test_rank_0_waits_for_the_files_of_all_ranks(plan: Plan, tmp_path: Path, mon
         slept.append(seconds)
         (part / "rank_1.json").write_text("{}")
 
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(sleep=sleep, perf_counter=time.perf_counter))
     own.save(2)
     own.finish()
     assert slept == [0.05] and names(tmp_path) == ["step_2"]
