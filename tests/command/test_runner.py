@@ -96,7 +96,7 @@ def stop(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
 for step in range(done + 1, 21):
-    time.sleep(0.2 if done == 0 else 0.01)
+    time.sleep(0.01 if done else 0.2 if step < 8 else 10)  # it must not end before it is stopped
     print(f"step {step} loss 1", flush=True)
 """
 
