@@ -5,7 +5,7 @@
     hardware: …
     date: …
     platform: {name: A800, gpu: A800}               # optional: the platform, to compare it with clusters of this GPU
-    signs: {"-": out of memory}                     # texts in place of a number; "*" may follow a number
+    signs: {"-": out of memory}                     # the meaning of each symbol; "*" follows a number, all others replace it
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
     figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed_in: s, printed: "375"}]
