@@ -289,8 +289,8 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
             raise ConfigError(
                 f"the arms {other!r} and {arm.name!r} are in the same cell of the table {table.title!r}",
                 where=where,
-                fix="find a label in which these arms differ, and add this label to `rows` or `columns`; or use `match` "
-                "to leave out one of the arms",
+                fix="find a label in which these arms differ, and add this label to `rows` or `columns`; or use "
+                "`match` to leave out one of the arms",
             )
     if not first:
         raise ConfigError(
