@@ -100,7 +100,10 @@ def tensors(folder: Path) -> dict[str, Stored]:
             stored_tensors[name] = stored
     for name, file in (index or {}).items():
         if name not in stored_tensors or stored_tensors[name].file != file:
-            raise _damaged(folder / file, f"the tensor {name} is missing, but {INDEX} lists it in this file")
+            raise _damaged(
+                folder / file,
+                f"{INDEX} lists the tensor {name} in this file, but the file does not contain this tensor",
+            )
     return stored_tensors
 
 
@@ -203,11 +206,16 @@ def _header(path: Path) -> dict[str, Stored]:
             name: Stored(path.name, tuple(map(int, entry["shape"])), str(entry["dtype"]))
             for name, entry in entries.items()
         }
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        fix = "check that the file system works, and that this user has read permission for the file"
         raise ConfigError(
-            f"a shard cannot be read: {getattr(error, 'strerror', None) or error}",
+            f"a shard cannot be read: {error.strerror or error}", where=str(path), fix=fix, rule="CFG-06"
+        ) from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"a shard cannot be read: {error}",
             where=str(path),
-            fix="download this file again, because it is incomplete",
+            fix="download this file again, because it is incomplete or damaged",
             rule="CFG-06",
         ) from error
 

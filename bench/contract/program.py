@@ -42,7 +42,7 @@ PLACEHOLDERS = {
     "num_ranks": "number of ranks of the run",
     "num_nodes": "number of nodes",
     "ranks_per_node": "number of ranks (GPUs) of each node",
-    "rank": "number of this rank; with per=node or per=job: of the first rank that the program replaces",
+    "rank": "number of this rank; with per=node, of the first rank of the node; with per=job, 0",
     "local_rank": "number of this rank on its node",
     "node": "number of this node, from 0",
     "master_addr": "address of the node of rank 0",
@@ -60,12 +60,12 @@ PLACEHOLDERS = {
     "lr": "recipe.lr",
     "seed": "seed of the trial",
     "trial": "number of the trial",
-    "data": "folder of the prepared rows; for data.source=program the folder DATADIR",
-    "model": "folder of the initial weights; for task.training.starts_from=program the folder MODEL",
+    "data": "folder of the prepared rows; with data.source=program, the folder DATADIR",
+    "model": "folder of the initial weights; with task.training.starts_from=program, the folder MODEL",
     "examples": "folder of runstop's example programs, on the machine of the ranks",
     "run": "the run folder",
     "output": "an empty folder for files of this attempt, in rank_logs of the run folder",
-    "checkpoints": "a folder that later attempts of the trial also get",
+    "checkpoints": "a folder for checkpoints; later attempts of the trial get the same folder",
 }
 """The placeholders, and what replaces them."""
 

@@ -5,7 +5,7 @@
     hardware: …
     date: …
     platform: {name: A800, gpu: A800}               # optional: the platform, to compare it with clusters of this GPU
-    signs: {"-": out of memory}                     # texts in place of a number; "*" may follow a number
+    signs: {"-": out of memory}                     # what each symbol means; "*" follows a number, others replace it
     columns: [{measurement: throughput_per_gpu, unit: tokens/s, gpus: 8, labels: {}}, …]
     rows: [{labels: {model: 7B}, printed: ["7488.3", …]}, …]
     figures: [{labels: {model: 70B}, measurement: step_time, unit: ms, printed_in: s, printed: "375"}]
@@ -215,7 +215,7 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
         )
     if cell.value is not None and not cell.reason:
         what = f"the value {cell.value:g} replaces the printed number {cell.printed!r}, but no reason is given"
-        raise ConfigError(what, where=where, fix="add a reason, or remove value to use the printed number")
+        raise ConfigError(what, where=where, fix="add `reason`, or remove `value` to use the printed number")
     unit = cell.unit or file.unit
     figure = Figure(
         labels=cell.labels,

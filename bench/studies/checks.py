@@ -121,17 +121,18 @@ def _check_coefficients(study: Study, arms: Sequence[Arm], *, where: str) -> Non
         for match in one.among:
             if not any(matches(arm.all_labels, match) for arm in arms):
                 raise ConfigError(
-                    f"an entry of among has the labels {match}, but no arm of the study has these labels",
+                    f"an entry of `among` has the labels {match}, but no arm of the study has these labels",
                     where=place,
-                    fix="change this entry of among to labels of an arm",
+                    fix="change this entry of `among` to labels that an arm has",
                 )
         for arm in arms:
             if sum(matches(arm.all_labels, match) for match in one.among) > 1:
-                fix = "change the entries of among, so that every arm matches only one entry"
-                raise ConfigError(f"the arm {arm.name} of the study matches two entries of among", where=place, fix=fix)
+                fix = "change the entries of `among`, so that every arm matches only one entry"
+                what = f"the arm {arm.name} of the study matches two entries of `among`"
+                raise ConfigError(what, where=place, fix=fix)
         if one.measurement in [other.measurement for other in study.coefficients[:number]]:
             raise ConfigError(
-                f"the list coefficients has two entries with measurement: {one.measurement}",
+                f"two entries of `coefficients` have the measurement {one.measurement}",
                 where=place,
                 fix="remove one of these two entries",
             )
@@ -156,11 +157,11 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
         names_so_far.append(one.name)
         references = [arm for arm in arms if matches(arm.all_labels, one.reference)]
         if not references:
-            what = f"reference has the labels {one.reference}, but no arm of the study has these labels"
-            raise ConfigError(what, where=place, fix="change the labels in reference to labels of an arm")
+            what = f"`reference` has the labels {one.reference}, but no arm of the study has these labels"
+            raise ConfigError(what, where=place, fix="change `reference` to labels that an arm of the study has")
         if not any(matches(arm.all_labels, one.match) for arm in arms):
-            what = f"match has the labels {one.match}, but no arm of the study has these labels"
-            raise ConfigError(what, where=place, fix="change the labels in match to labels of an arm")
+            what = f"`match` has the labels {one.match}, but no arm of the study has these labels"
+            raise ConfigError(what, where=place, fix="change `match` to labels that an arm of the study has")
         seen: dict[tuple[str, ...], str] = {}
         for arm in references:
             key = tuple(arm.all_labels.get(name, "") for name in one.same)
@@ -168,7 +169,7 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                 raise ConfigError(
                     f"the same arms have two reference arms, {other!r} and {arm.name!r}, but need exactly one",
                     where=place,
-                    fix="add a label in which these two arms differ to same or to reference",
+                    fix="find a label in which these two arms differ, and add this label to `same` or to `reference`",
                 )
 
 
@@ -275,9 +276,9 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
     """Raise ConfigError if a table has no row label, or if two arms have the same cell."""
     if not table.rows:
         raise ConfigError(
-            f"the key rows of the table {table.title!r} is empty",
+            f"the key `rows` of the table {table.title!r} is empty",
             where=where,
-            fix="add a label of the arms to rows, such as arm",
+            fix="write at least one label of the arms into `rows`, such as `rows: [arm]`",
         )
     first: dict[tuple[str, ...], str] = {}
     for arm in arms:
@@ -288,13 +289,14 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
             raise ConfigError(
                 f"the arms {other!r} and {arm.name!r} are in the same cell of the table {table.title!r}",
                 where=where,
-                fix="add a label in which these arms differ to rows or columns, or exclude one of the arms with match",
+                fix="find a label in which these arms differ, and add this label to `rows` or `columns`; or use "
+                "`match` to leave out one of the arms",
             )
     if not first:
         raise ConfigError(
-            f"no arm of the study has the labels in the key match of the table {table.title!r}",
+            f"no arm of the study has the labels in the key `match` of the table {table.title!r}",
             where=where,
-            fix="change the labels in match to labels of an arm",
+            fix="change `match` to labels that an arm of the study has",
         )
 
 

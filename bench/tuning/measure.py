@@ -202,7 +202,9 @@ def _chosen(request: Request, config: Config, ranked: Sequence[Candidate]) -> tu
             chosen += [one] if planned.runs else []
     if not chosen:
         raise ConfigError(
-            f"runstop cannot plan any settings: {reason}", where="cluster, task", fix="runstop plan shows why"
+            f"runstop cannot plan any of the settings to measure; the last reason is: {reason}",
+            where="cluster, task",
+            fix="remove this reason; check the same task and cluster with `runstop plan`",
         )
     return chosen, _session(request, config, chosen, runs=1)
 

@@ -179,7 +179,8 @@ def load(plan: TrainingPlan, name: str, *, seed: int = 0) -> Rows:
         raise ConfigError(
             f"the {name} rows of {data.name} cannot be read: {error}",
             where=str(folder),
-            fix="run python -m jobs.tasks.prepare, or set DATADIR to a folder with prepared rows",
+            fix="run `python -m jobs.tasks.prepare RUN/plan.json` (RUN: the run folder), or set DATADIR to a folder "
+            "with prepared rows",
             rule="CFG-06",
         ) from error
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:

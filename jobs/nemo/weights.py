@@ -107,6 +107,7 @@ def load(model: Any, folder: Path, config: Config) -> None:
         raise ConfigError(
             f"this is not a checkpoint of {config.model.name}: {str(error).strip().splitlines()[-1]}",
             where=str(folder),
-            fix="run python -m jobs.tasks.prepare, or set MODEL to a megatron-core checkpoint of this model",
+            fix="run `python -m jobs.tasks.prepare RUN/plan.json` (RUN: the run folder), or set MODEL to a "
+            "megatron-core checkpoint of this model",
             rule="CFG-06",
         ) from error

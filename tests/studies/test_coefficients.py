@@ -120,14 +120,14 @@ def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path:
         (
             "{measurement: throughput, same",
             "{measurement: step_time, same",
-            "the list coefficients has two entries with measurement: step_time",
+            "two entries of `coefficients` have the measurement step_time",
         ),
         ("same: [work]", "same: [job]", "the label 'job' does not exist"),
-        ("[{system: [old, new]}]", "[{system: older}]", "an entry of among has the labels"),
+        ("[{system: [old, new]}]", "[{system: older}]", "an entry of `among` has the labels"),
         (
             "[{system: [old, new]}]",
             "[{system: [old, new]}, {work: A}]",
-            "A old of the study matches two entries of among",
+            "A old of the study matches two entries of `among`",
         ),
         ("measurement: step_time_coefficient", "measurement: step_time_coeff", "the column with the measurement"),
     ],

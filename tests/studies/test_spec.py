@@ -86,7 +86,7 @@ COLUMNS = "columns: [{measurement: step_time, title: step, higher_is_better: fal
             "tables: [{title: t, rows: [model], columns: [], measurement: step_time}]",
             r"'7B Naive' and '7B Z3' are in the same cell of the table 't'[\s\S]*tables\[0\]",
         ),
-        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"rows of the table 't' is empty"),
+        ("tables: [{title: t, rows: [], columns: [arm], measurement: step_time}]", r"`rows` of the table 't' is empty"),
         (
             "references: [{arm: 7B Z3, measurement: step_time, value: 3, tolerance: 0.03}]",
             r"the tolerance is '0.03', but must be a percentage[\s\S]*references\[0\][\s\S]*tolerance: 3%",

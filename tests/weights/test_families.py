@@ -1,5 +1,6 @@
 """Each family's config.json, tensors and sizes are those of transformers; other settings and weights are refused."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,24 @@ def test_a_wrong_folder_is_refused_by_the_plan(message: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as refused:
         planned(folder)
     assert message in refused.value.what and str(tmp_path) in refused.value.where and refused.value.fix
+
+
+def test_a_shard_without_read_permission_need_not_be_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folders.write(tmp_path / "qwen", a_model())
+    opened = Path.open
+
+    def denied(path: Path, *args: Any, **named: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(ConfigError) as refused:
+        planned(folder)
+    assert refused.value.what == "a shard cannot be read: Permission denied"
+    assert "read permission" in refused.value.fix and "download" not in refused.value.fix
 
 
 def test_a_folder_without_weights_measures_speed(tmp_path: Path) -> None:

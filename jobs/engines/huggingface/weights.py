@@ -197,6 +197,7 @@ def _wrong_model(model: Model, folder: Path, *, name: str, shape: Shape | None, 
     return ConfigError(
         f"this is not a checkpoint of {model.name}: {name} {actual}",
         where=str(folder),
-        fix="run python -m jobs.tasks.prepare, or set MODEL to the weights of this model",
+        fix="run `python -m jobs.tasks.prepare RUN/plan.json` (RUN: the run folder), or set MODEL to the weights "
+        "of this model",
         rule="CFG-06",
     )

@@ -77,7 +77,8 @@ def load(engine: ModelAndOptimizer, folder: Path, *, adapters: bool) -> None:
         raise ConfigError(
             f"this is not a checkpoint of {engine.plan.config.model.name}: {reason}",
             where=str(folder),
-            fix="run python -m jobs.tasks.prepare, or set MODEL to a megatron-core checkpoint of this model",
+            fix="run `python -m jobs.tasks.prepare RUN/plan.json` (RUN: the run folder), or set MODEL to a "
+            "megatron-core checkpoint of this model",
             rule="CFG-06",
         ) from error
     engine.optimizer.reset()
