@@ -109,7 +109,7 @@ class Cost:
     bubble_s: float
     """Pipeline fill and drain."""
     host_s: float
-    """The time in which the GPU waits for the host to launch kernels. Only for FP8."""
+    """The time in which the GPU waits for the host to launch kernels; 0 for layers whose kernels were not counted."""
     step_s: float
 
 

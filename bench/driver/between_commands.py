@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import masked_json, masking, preflight
 from bench.console import trial as trial_tables
-from bench.contract import atomic_files, plan_kinds, regular_files
+from bench.contract import atomic_files, node_lists, plan_kinds, regular_files
 from bench.contract.plan import Plan, Trial, on_nodes
 from bench.contract.run_files import JOB, MANIFEST, PLAN, STATUS, SUBMISSION, array_task
 from bench.driver import slow_nodes
@@ -85,7 +85,7 @@ def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str, no
         job=job,
         nodes=nodes,
         nonce=nonce,
-        left_out=slow_nodes.left_out(run, job),
+        left_out=node_lists.left_out(run, job),
     )
 
 

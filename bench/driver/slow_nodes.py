@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import masked_json
-from bench.contract import atomic_files, run_files
+from bench.contract import node_lists, regular_files, run_files
 from bench.contract.node_facts import Health
 from bench.contract.plan import Plan
 from bench.contract.run_files import LEFT_OUT, SLOW_NODE, SPARE_NODES, USED_NODES
@@ -57,7 +57,7 @@ def choose(run: Path, plan: Plan, *, job: str, check_passed: bool) -> Chosen:
     (run / run_files.HEALTH).rename(_kept(run))  # the next check writes its own
     left = [name for name in names if name not in slow]
     enough = len(left) >= plan.world.num_nodes
-    _write(run, left if enough else slow)
+    node_lists.write(run / USED_NODES, left if enough else slow)
     return Chosen.check_again if enough else Chosen.start_again
 
 
@@ -83,8 +83,9 @@ def leave_out(run: Path, *, job: str, is_check: bool, killed_on: str | None) -> 
     For drivers without srun, whose backend wrote `.spares`. is_check: the node check failed. Otherwise the ranks of a
     trial have named a slow node, or a rank was killed on a node.
     """
-    spares = [name for name in _text(run / SPARE_NODES).strip().split(",") if name]
-    slow, _, why = _text(run / SLOW_NODE).strip().partition("\n")
+    spares = node_lists.names(run / SPARE_NODES)
+    text = regular_files.read_text(run / SLOW_NODE) if (run / SLOW_NODE).exists() else ""
+    slow, _, why = text.strip().partition("\n")
     lost = {}
     if is_check:
         report = nodes.check_result(run / run_files.HEALTH)
@@ -99,15 +100,6 @@ def leave_out(run: Path, *, job: str, is_check: bool, killed_on: str | None) -> 
     if is_check:
         (run / run_files.HEALTH).rename(_kept(run))  # the next check writes its own
     return "; ".join(lost.values())
-
-
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def left_out(run: Path, job: str) -> dict[str, str]:
-    """Return the nodes that were left out in a job, each with the reason."""
-    return {name: str(entry.get("why")) for name, entry in _entries(run).items() if entry.get("job") == job}
 
 
 def _kept(run: Path) -> Path:
@@ -126,22 +118,13 @@ def _reason(report: Health, name: str) -> str:
 def _leave_out(run: Path, why: Mapping[str, str], *, time_ms: int, job: str) -> dict[str, dict[str, Any]]:
     """Add nodes to left_out.json, each with the reason; return its content."""
     added = {name: {"why": reason, "time_ms": time_ms, "job": job} for name, reason in why.items()}
-    entries = _entries(run) | added
+    entries = node_lists.entries(run) | added
     masked_json.write(run / LEFT_OUT, entries)
     return entries
-
-
-def _entries(run: Path) -> dict[str, dict[str, Any]]:
-    content = atomic_files.read_object(run / LEFT_OUT)
-    return {str(name): entry for name, entry in content.items() if isinstance(entry, dict)}
 
 
 def _use(run: Path, plan: Plan, names: list[str]) -> None:
     """Use the first of these nodes for the trials; the others are spare, which the ranks must know."""
     needed = plan.world.num_nodes
-    _write(run, names[:needed])
-    atomic_files.write_text(run / SPARE_NODES, ",".join(names[needed:]) + "\n")
-
-
-def _write(run: Path, names: list[str]) -> None:
-    atomic_files.write_text(run / USED_NODES, ",".join(names) + "\n")
+    node_lists.write(run / USED_NODES, names[:needed])
+    node_lists.write(run / SPARE_NODES, names[needed:])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from bench.contract import atomic_files, mllog, run_files
+from bench.contract import mllog, node_lists, run_files
 from bench.contract.node_facts import HEALTHY, Health
 from bench.contract.plan import Plan, Trial
 from bench.errors import BenchError, LogError
@@ -159,10 +159,10 @@ def _failures(folder: Path, nodes: Iterable[str], of_ranks: dict[int, str]) -> I
     if was_cut_short:  # the run may have continued on other nodes, and succeeded
         for path in sorted(folder.glob(run_files.JOB_OUTPUTS)):
             clues += [(clue.rule, clue.text, clue.file) for clue in log_scan.scan(path).clues]
-    for name, entry in atomic_files.read_object(folder / run_files.LEFT_OUT).items():
-        known, _, what = str(entry.get("why") if isinstance(entry, dict) else "").partition(": ")
+    for name, entry in node_lists.entries(folder).items():
+        known, _, what = str(entry.get("why")).partition(": ")
         if known in OF_A_NODE:  # the node was lost during a trial, which continued on other nodes
-            yield known, str(name), what
+            yield known, name, what
     for rule, text, file in dict.fromkeys(clues):
         if rule not in OF_A_NODE or _OF_THE_JOB.search(text):
             continue

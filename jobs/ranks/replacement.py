@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.contract import atomic_files, run_files
+from bench.contract import atomic_files, node_lists, run_files
 from bench.contract.plan import Plan
 from bench.contract.plan_kinds import TrainingPlan
 from bench.errors import BenchError
@@ -34,9 +34,9 @@ class Replacement:
     @classmethod
     def of_trial(cls, plan: Plan, folder: Path) -> "Replacement | None":
         """Return it when training begins; None if no node may be replaced, or no checkpoint would be left."""
-        if not (isinstance(plan, TrainingPlan) and plan.config.launch.replace_slow and spares(folder)):
+        if not (isinstance(plan, TrainingPlan) and plan.config.launch.replace_slow):
             return None
-        if plan.config.training.checkpoint_every_steps is None:
+        if plan.config.training.checkpoint_every_steps is None or not node_lists.names(folder / run_files.SPARE_NODES):
             return None
         return cls(folder, plan.max_steps, time.time() - psutil.Process().create_time())
 
@@ -54,10 +54,3 @@ class Replacement:
         what = f"{who} stayed slow ({times})"
         atomic_files.write_text(self.folder / run_files.SLOW_NODE, f"{slow.node}\nRUN-26: {what}\n")
         return BenchError(what, where=slow.node, fix="nothing: the next attempt uses a spare node", rule="RUN-26")
-
-
-def spares(folder: Path) -> list[str]:
-    """Return the nodes of the job that passed the node check and are not used."""
-    path = folder / run_files.SPARE_NODES
-    text = path.read_text() if path.exists() else ""
-    return [name for name in text.strip().split(",") if name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import node_facts, plan_kinds
+from bench.contract import node_facts, node_lists, plan_kinds
 from bench.contract.node_facts import AllReduceRate, Health, Search, SlowPart
 from bench.contract.plan import Plan
 from bench.driver import between_commands, slow_nodes
@@ -67,7 +67,7 @@ def test_a_slow_node_is_replaced_by_the_spare_and_the_ledger_says_why(run: Path)
     (attempt,) = ledger.read(run)[0].attempts
     assert attempt.left_out is not None and list(attempt.left_out) == ["dgx-1"]
     assert attempt.left_out["dgx-1"].startswith("NCC-04: all ranks together reach 20 GB/s")
-    assert slow_nodes.left_out(run, "6") == {}, "another job checks the node again"
+    assert node_lists.left_out(run, "6") == {}, "another job checks the node again"
 
 
 def test_unused_spares_are_not_used(run: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_lost_node_is_replaced_once_and_never_used_again_in_its_job(run: Path)
     assert lose(job="5", lost=["dgx-0"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-1,dgx-2\n"
     assert (run / ".spares").read_text() == "\n", "no rank may ask for another one"
     assert lose(job="5", lost=["dgx-1"]) is Chosen.failed
-    assert slow_nodes.left_out(run, "5") == dict.fromkeys(("dgx-0", "dgx-1"), "SLU-09: no answer")
+    assert node_lists.left_out(run, "5") == dict.fromkeys(("dgx-0", "dgx-1"), "SLU-09: no answer")
     assert lose(job="6", lost=["dgx-2"]) is Chosen.trials and (run / ".nodes").read_text() == "dgx-0,dgx-1\n"
 
 
@@ -102,7 +102,7 @@ def test_without_srun_a_node_is_left_out_if_a_spare_is_left(run: Path) -> None:
     assert leave_out(killed_on="dgx-0") is None, "no backend has named a spare"
     (run / ".spares").write_text("dgx-2\n")
     assert leave_out(killed_on="dgx-0") == "RUN-26: rank 1 on dgx-1 stayed slow"
-    assert list(slow_nodes.left_out(run, "5")) == ["dgx-1"] and not slow_nodes.left_out(run, "6")
+    assert list(node_lists.left_out(run, "5")) == ["dgx-1"] and not node_lists.left_out(run, "6")
     (run / ".slow_node").unlink()
     assert leave_out(killed_on="dgx-0") == "RUN-02: a rank was killed on dgx-0"
     assert leave_out(killed_on=None) is None, "a rank that failed by itself"
@@ -113,7 +113,7 @@ def test_without_srun_a_failed_node_check_leaves_out_the_slow_node(run: Path) ->
     check(run, "dgx-0", "dgx-1", slow="dgx-1")
     why = slow_nodes.leave_out(run, job="5", is_check=True, killed_on=None)
     assert why is not None and why.startswith("NCC-04: all ranks together reach 20 GB/s")
-    assert (run / "health_before_1.json").exists() and list(slow_nodes.left_out(run, "5")) == ["dgx-1"]
+    assert (run / "health_before_1.json").exists() and list(node_lists.left_out(run, "5")) == ["dgx-1"]
 
 
 def test_with_too_few_nodes_the_job_starts_again_without_the_slow_one(run: Path) -> None:

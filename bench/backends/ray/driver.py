@@ -25,12 +25,11 @@ from bench.backends.nodes.channel import TOKEN
 from bench.backends.nodes.interruption import RESTART_EXIT_CODE
 from bench.backends.ray import placement_group as groups
 from bench.backends.ray.placement_group import Ended, Group, LostError, lost_error
-from bench.contract import atomic_files, plan_kinds, regular_files
+from bench.contract import atomic_files, node_lists, plan_kinds, regular_files
 from bench.contract.plan import Plan
 from bench.contract.run_files import (
     CANCELLED,
     JOB,
-    LEFT_OUT,
     NODE_VARIABLE,
     PLAN,
     RAY_OUTPUT,
@@ -266,19 +265,9 @@ def _run(job: DriverJob, plan: Plan) -> int:
     raise AssertionError("the runner of the last attempt requested another attempt")
 
 
-def _left_out(job: DriverJob) -> dict[str, str]:
-    """Return the nodes that attempts of this job have left out (`bench.driver.slow_nodes`), each with the reason."""
-    entries = atomic_files.read_object(job.run / LEFT_OUT)
-    return {
-        name: str(entry.get("why"))
-        for name, entry in entries.items()
-        if isinstance(entry, dict) and entry.get("job") == job.id
-    }
-
-
 def _still_needed(job: DriverJob, plan: Plan, num_lost: int) -> Plan:
     """Return the plan without the nodes that were left out, and with one spare node less for each of them or lost."""
-    cluster, left_out = plan.config.cluster, _left_out(job)
+    cluster, left_out = plan.config.cluster, node_lists.left_out(job.run, job.id)
     spares = max(0, cluster.spare_nodes - len(left_out) - num_lost)
     cluster = replace(cluster, avoided=cluster.avoided | left_out, spare_nodes=spares)
     return replace(plan, config=replace(plan.config, cluster=cluster))
@@ -292,13 +281,13 @@ def _used(job: DriverJob, plan: Plan, group: Group, *, is_last: bool) -> tuple[G
     Raises:
         LostError: too few nodes are left.
     """
-    left_out = _left_out(job)
+    left_out = node_lists.left_out(job.run, job.id)
     used, spare = group.without(left_out, plan.world.num_nodes)
     if len(used.places) < plan.world.num_nodes:
         raise LostError("RAY-03", f"too few nodes are left without {', '.join(left_out)}")
     spare = [] if is_last else spare
     if plan.config.cluster.spare_nodes and job.run.is_dir():
-        atomic_files.write_text(job.run / SPARE_NODES, ",".join(spare) + "\n")
+        node_lists.write(job.run / SPARE_NODES, spare)
     return used, spare
 
 
