@@ -42,10 +42,19 @@ def test_a_cuda_graph_is_chosen_for_a_4_bit_base_but_not_on_a_cpu() -> None:
 
 def test_a_cuda_graph_that_does_not_fit_is_not_chosen() -> None:
     """It needs more memory, for evaluations, than single launches do."""
-    fits = planned("lora_7b")
+    whole = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1", "recipe.recompute=none")  # on the smaller GPU, too
+    fits = planned("lora_7b", *whole)
     needed_gib, capacity_gib = fits.memory.total_gib, fits.memory.capacity_gib
-    alone = planned("lora_7b", "recipe.cuda_graph=false")
+    alone = planned("lora_7b", *whole, "recipe.cuda_graph=false")
     assert fits.cuda_graph and capacity_gib is not None and alone.memory.total_gib < needed_gib
     between_gib = (needed_gib + alone.memory.total_gib) / 2
-    small = planned("lora_7b", f"cluster.gpu.memory_gib={between_gib}")
+    small = planned("lora_7b", *whole, f"cluster.gpu.memory_gib={between_gib}")
     assert not small.cuda_graph and small.memory.fits
+
+
+def test_collectives_between_nodes_are_captured_only_on_request() -> None:
+    across = ("cluster.num_nodes=2", "cluster.ranks_per_node=1", "parallel.tp=1", "parallel.pp=1", "parallel.cp=2")
+    across = (*across, "data.seq_length=352")
+    waiting = planned("lora_7b", *across)
+    assert not waiting.cuda_graph and waiting.cost is not None and waiting.cost.host_s > 0
+    assert planned("lora_7b", *across, "recipe.cuda_graph=true").cuda_graph

@@ -169,6 +169,20 @@ def test_a_write_error_of_another_rank_is_raised(plan: Plan, tmp_path: Path, mon
         own.finish()
 
 
+def test_saving_is_worth_it_if_repeating_the_steps_since_the_last_checkpoint_takes_longer(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing the checkpoint of step 2 took 3 s."""
+    own, _ = saving(plan, tmp_path)
+    own.resume()
+    assert own.is_worth_saving(1, step_s=0.1), "there is no checkpoint to go back to"
+    seconds = iter([10.0, 13.0])
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    own.save(2)
+    own.finish()
+    assert [own.is_worth_saving(step, step_s=1.0) for step in (3, 4, 5, 6)] == [False, False, True, True]
+
+
 def test_rank_0_waits_for_the_files_of_all_ranks(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, _ = saving(plan, tmp_path)
     own.resume()

@@ -170,8 +170,8 @@ def test_after_a_lost_node_new_nodes_are_reserved_up_to_the_last_attempt(
 
 
 def test_a_spare_node_replaces_the_one_that_an_attempt_has_left_out(cluster: Cluster, tmp_path: Path) -> None:
-    """Without a new reservation; if a node is lost later, one spare node less is reserved."""
-    run = folder(tmp_path / "spare", "launch.replace_slow=true", "cluster.spare_nodes=1", "launch.attempts=4")
+    """Without a new reservation; if a node is lost later, one spare node less is reserved for each of the two."""
+    run = folder(tmp_path / "spare", "launch.replace_slow=true", "cluster.spare_nodes=2", "launch.attempts=4")
     seen = list[str]()
 
     def slow(run: Path) -> int:
@@ -187,7 +187,7 @@ def test_a_spare_node_replaces_the_one_that_an_attempt_has_left_out(cluster: Clu
     cluster.ends = [slow, LOST, ends]
     assert cluster.runs("--job", "j", run) == 0
     assert cluster.used == [["rig0", "rig1"], ["rig0", "rig2"], ["rig0", "rig2"]]
-    assert cluster.avoided == [{}, {"rig1": "RUN-26: slow"}] and seen == ["rig2\n", "\n"]
+    assert cluster.avoided == [{}, {"rig1": "RUN-26: slow"}] and seen == ["rig2,rig3\n", "\n"]
 
 
 @pytest.mark.parametrize("rule", driver.FINAL)
