@@ -22,7 +22,8 @@ from bench.runs.verification import Compared
 
 
 class Span(Part, kw_only=True):
-    """One of the trials of a log. It begins at its run_start; the first trial begins at the first record of the log."""
+    """One trial of a log. The first trial begins at the first record of the log. Each other trial begins at its
+    run_start."""
 
     first_line: int
     last_line: int
@@ -64,7 +65,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     stopped: str | None
     """The time of run_stop."""
     time_to_train_min: float | None
-    """From run_start to run_stop; null for a part of a trial."""
+    """From run_start to run_stop. Null if the log has only a part of the trial."""
     has_target: bool
     """Whether the run has a target. Without a target, no number of the log is a time to train."""
     has_random_rows: bool
@@ -72,7 +73,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     shape_of: str | None
     """If the log has no target: the benchmark with the same amount of work in steps and evaluations."""
     resumed_samples: float | None
-    """Samples that earlier attempts trained; null for a complete trial."""
+    """The number of samples that earlier attempts trained. Null if the log has the complete trial."""
     init_s: float | None
     """From the first init_start to init_stop."""
     evaluations: tuple[Evaluation, ...]
@@ -80,7 +81,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     """Pairs of samples and loss."""
     target: float | None
     higher_is_better: bool
-    """Whether a value at or above the target reaches it, as for an accuracy."""
+    """Whether higher values are better, as for an accuracy. For a loss, this is false."""
     eval_final: float | None
     """The value of the last evaluation."""
     samples_to_target: float | None
@@ -98,7 +99,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     """The median time of an evaluation."""
     eval_times_s: tuple[float, ...]
     steps_time_s: float | None
-    """The time of all steps: training only."""
+    """The time of all training steps, without evaluations."""
     epoch_times_s: tuple[float, ...]
     real_token_share: float | None
     """Tokens without padding, as a share of all tokens."""
@@ -119,14 +120,14 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     """The time of each module in profiled steps."""
     local_sgd: LocalSgdResult | None
     system: dict[str, Any]
-    """The log's SYSJSON record."""
+    """The description of the system, from the record SYSJSON of the log."""
     software: dict[str, str]
     """Versions by name."""
     hyperparameters: dict[str, Any]
     inputs: dict[str, str]
     """The checksum of each input that the ranks read."""
     spans: tuple[Span, ...]
-    """One for each run_start."""
+    """One entry for each run_start of the log."""
 
 
 class ServedLoad(Part, kw_only=True):
@@ -221,7 +222,7 @@ class ScoredTrial(Part, kw_only=True):
 
 
 class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
-    """The MLPerf score of the trials of a folder. MLCommons has not verified it."""
+    """The MLPerf score of the trials of a folder. MLCommons has not verified this score."""
 
     run: str
     """The folder with the logs."""
@@ -242,14 +243,14 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     num_failed: int
     """Trials that did not converge, or whose logs are rejected."""
     olympic_min: float | None
-    """The mean of the minutes without the dropped trials."""
+    """The mean time to train in minutes, without the dropped trials."""
     olympic_samples: float | None
     rcp_mean_samples: float | None
     rcp_stdev_samples: float | None
     rcp_min_samples: float | None
-    """The lowest accepted mean."""
+    """The lowest mean number of samples that is accepted."""
     rcp_factor: float | None
-    """At least 1. The score is the minutes times this factor."""
+    """A factor of at least 1. The score is olympic_min times this factor."""
     official_min: float | None
     """olympic_min times rcp_factor; null unless the score is valid."""
     interval_min: tuple[float, float] | None
@@ -261,11 +262,11 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     findings: tuple[Finding, ...]
     valid: bool
     disagreements: tuple[str, ...]
-    """Where the verdict of MLPerf's checker differs from that of runstop."""
+    """Differences between the verdict of MLPerf's checker and the verdict of runstop."""
 
 
 class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
-    """A row of a report: one trial. Tasks that do not train have only name, validity and measurements."""
+    """One trial of a report. If the task does not train, the numbers of the trial are in `measurements`."""
 
     trial: str
     valid: bool
@@ -288,7 +289,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     throughput_samples_s: float | None = None
     tokens_s_gpu: float | None = None
     real_tokens_s_gpu: float | None = None
-    """Without padding."""
+    """The number of tokens per second and GPU, without padding tokens."""
     steps_time_s: float | None = None
     epoch_time_s: float | None = None
     train_loss: float | None = None
@@ -296,14 +297,14 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     mfu: float | None = None
     eval_time_s: float | None = None
     evaluation_share: float | None = None
-    """The share of the time from run_start to run_stop."""
+    """The time of the evaluations, as a share of the time from run_start to run_stop."""
     peak_memory_gib: float | None = None
     estimated_memory_gib: float | None = None
     has_target: bool | None = None
     official: bool | None = None
     """Whether MLPerf's own checker passed; null if it has no rules for the log."""
     counted: str | None = None
-    """Whether the trial counts in the olympic mean."""
+    """Whether the trial counts in the olympic mean, in words."""
     why: str | None = None
     """Why the trial is not valid."""
     run_cost: float | None = None
@@ -323,19 +324,21 @@ class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
     system: str
     division: str | None
     availability: str | None
-    """Such as Available on-premise."""
+    """For example, `Available on-premise`."""
     num_nodes: int | None
     num_gpus: int | None
     accelerator: str | None
     time_to_train_min: float | None
-    """The score: the olympic mean times the RCP factor. For a single run: its minutes. Null without a score."""
+    """The score: the olympic mean times the RCP factor. For a single run: the time of this run. Null if there is no
+    score."""
     olympic_min: float | None
     rcp_factor: float | None
     global_batch_size: int | None
     tp: int | None
     pp: int | None
     cp: int | None
-    """Sizes of tensor, pipeline and context parallelism; null if the logs do not have them."""
+    """`tp`, `pp` and `cp` are the sizes of tensor, pipeline and context parallelism. Null if the logs do not have the
+    size."""
     num_runs: int
     num_failed: int | None
     samples_to_target: float | None
@@ -370,12 +373,13 @@ class Package(Answer, kw_only=True, tag="runstop/package/1.1"):
     systems: tuple[str, ...]
     benchmarks: tuple[str, ...]
     files: tuple[str, ...]
-    """Relative to the folder."""
+    """The paths of the files, relative to `folder`."""
     scaling_factors: dict[str, float]
     todo: tuple[str, ...]
     """The values that the user must fill in."""
     energy_j: dict[str, float]
-    """By folder of the submission: MLPerf's energy of this entry, before the RCP factor. Empty without power."""
+    """The energy of each entry by MLPerf's rules, before the RCP factor. The keys are folders of the submission. Empty
+    if no power was measured."""
     checkers: dict[str, Checker]
     findings: tuple[Finding, ...]
     passed: bool
@@ -399,21 +403,21 @@ class ComparedValues(msgspec.Struct, kw_only=True):
     unit: str
     higher_is_better: bool
     pairing: str
-    """paired by block, paired in order of time, or not paired."""
+    """One of: `paired by block`; `paired in order of time`; `not paired`."""
     margin: float
-    """A share. Systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
+    """Two systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
     confidence: float
     first: tuple[float, ...]
     second: tuple[float, ...]
-    """One value per run. If runs are paired, first[k] and second[k] are a pair."""
+    """`first` and `second` have one value for each run. If the runs are paired, first[k] and second[k] are a pair."""
     verdict: str
-    """equivalent; equivalent, different; different; undecided; or not compared."""
+    """One of: `equivalent`; `equivalent, different`; `different`; `undecided`; `not compared`."""
     reason: str
     """Why the values cannot be compared."""
     ratio: float | None
     low: float | None
     high: float | None
-    """The interval of the ratio."""
+    """`low` and `high` are the bounds of the interval of the ratio."""
     bootstrap: tuple[float, float] | None
     p_equivalent: float | None
     spread: float | None
@@ -475,7 +479,7 @@ class Node(Answer, kw_only=True, tag="runstop/node/1.0"):
     runs: tuple[str, ...]
     """The oldest first."""
     passed_checks: int
-    """The number of node checks of this node without a finding."""
+    """The number of checks of this node that found no problem."""
     findings: tuple[NodeFinding, ...]
     """The oldest first."""
     last_seen: str | None
@@ -493,7 +497,7 @@ class Regression(Answer, kw_only=True, tag="runstop/regression/1.0"):
     settings: str
     measurement: str
     verdict: str
-    """regression, no regression, undecided, or not judged."""
+    """One of: `regression`; `no regression`; `undecided`; `not judged`."""
     text: str
     """The change with its 95 % interval, or why there is none."""
     run: str

@@ -12,14 +12,15 @@ from bench.watch.hardware import Hottest
 
 
 class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
-    """A run folder. Numbers are medians over the valid trials of the run; null without one."""
+    """A run folder. Each measured number is the median over the valid trials of the run, or null without a valid
+    trial."""
 
     run: str
     """The path of the run folder."""
     jobs: tuple[str, ...]
     """The IDs of its jobs, the newest last."""
     state: str
-    """The state of the job while it is active, and later the outcome of the run."""
+    """While the job is active: the state of the job. Later: the outcome of the run."""
     job_state: str | None
     """The state in the words of the scheduler."""
     is_active: bool
@@ -47,16 +48,16 @@ class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
 
 
 class Plan(Answer, kw_only=True, tag="runstop/plan/5.0"):
-    """The content of plan.json. MAJOR is the `version` of the plan. Further fields depend on the kind of the task.
-    Ranks and `runstop` read every version since 2. The file plan.json itself has no field `schema`."""
+    """The content of the file plan.json, with the additional field `schema`. MAJOR is the `version` of the plan. The
+    other fields depend on the kind of the task."""
 
     version: int
     config: dict[str, Any]
-    """The whole config, by the keys of the command line."""
+    """The whole configuration. Its keys are the keys of the command line."""
 
 
 class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
-    """One possible split of the ranks of a plan, the best first."""
+    """One possible layout of the ranks of a plan. The first line has the best layout."""
 
     world: World
     micro_batch_size: int
@@ -67,16 +68,17 @@ class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
 
 
 class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
-    """The estimated scaling of a plan over numbers of nodes (`--scale`)."""
+    """The estimated speed of a plan on different numbers of nodes (`--scale`)."""
 
     task: str
     marked: str
-    """The text `estimated`: no number is measured."""
+    """Always `estimated`, because no number of this answer is measured."""
     stack: str
     points: tuple[dict[str, Any], ...]
-    """One for each number of nodes, with `num_nodes`."""
+    """One object for each number of nodes. The number is in its field `num_nodes`."""
     pays_until: int | None
-    """Scaling pays up to this number of nodes. Beyond it, an added GPU brings less than half of a first one."""
+    """The largest number of nodes at which an added GPU still brings at least half of the speed of one of the first
+    GPUs."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     not_calibrated: str
@@ -111,7 +113,7 @@ class TrialTime(Part, kw_only=True):
     """The outcome in the ledger of the run."""
     num_attempts: int
     seconds: dict[str, float]
-    """By part."""
+    """The seconds of each part of the time."""
 
 
 class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
@@ -121,7 +123,7 @@ class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
     wall_s: float
     """From the beginning of the first attempt to the end of the last one, summed over the trials."""
     effective: float
-    """The share of training whose result was kept."""
+    """The time of training whose result was kept, as a share of `wall_s`."""
     effective_training_s: float
     parts: tuple[TimePart, ...]
     trials: tuple[TrialTime, ...]
@@ -141,16 +143,16 @@ class TunedSettings(Part, kw_only=True):
     estimated_low_ms: float | None
     estimated_high_ms: float | None
     memory_gib: float
-    """Estimated."""
+    """The estimated memory of a GPU."""
     capacity_gib: float | None
     outcome: str
-    """fastest, slower, equivalent, undecided, failed or not measured."""
+    """One of: `fastest`; `slower`; `equivalent`; `undecided`; `failed`; `not measured`."""
     step_times_ms: tuple[float, ...]
     """The median step of each run, in the order of blocks."""
     median_ms: float | None
     low_ms: float | None
     high_ms: float | None
-    """The 95 % interval of the geometric mean over runs."""
+    """`low_ms` and `high_ms` are the bounds of the 95 % interval of the geometric mean over runs."""
     slower_percent: float | None
     """How much longer a step takes than with the settings in `than`, in percent."""
     slower_low_percent: float | None
@@ -179,13 +181,13 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     stopped_by: str
     num_blocks: int
     steps: int
-    """Measured steps of a run."""
+    """The number of measured steps of each run."""
     margin: float
     """Differences within this share count as equivalent."""
     confidence: float
     """The confidence of each interval of a difference."""
     regret: float | None
-    """How much longer a step of the first settings in the ranking takes than a step of the best, as a share."""
+    """How much longer a step takes with the first settings of the ranking than with the best settings, as a share."""
     estimated_by: str
     overrides_file: str
     command: str
@@ -233,18 +235,18 @@ class LogLine(Answer, kw_only=True, tag="runstop/log-line/1.0"):
 
 
 class Coming(Part, kw_only=True):
-    """An upcoming evaluation, and the probability that the target is reached there."""
+    """An upcoming evaluation, and the probability that the evaluation reaches the target."""
 
     samples: int
     time_to_train_min: float
-    """The time of the trial if it ends there."""
+    """The time to train if this evaluation reaches the target."""
     low_min: float
     high_min: float
-    """The range of this time."""
+    """`low_min` and `high_min` are the range of `time_to_train_min`."""
     probability: float
-    """The probability that the target is reached there and not before."""
+    """The probability that this evaluation is the first that reaches the target."""
     cumulative: float
-    """The probability that the target is reached there or before."""
+    """The probability that this evaluation or an earlier evaluation reaches the target."""
 
 
 class WatchedTrial(Part, kw_only=True):
@@ -289,7 +291,7 @@ class WatchedTrial(Part, kw_only=True):
     silent_s: float | None
     """The time since the latest line of the log."""
     step_time_ms: float | None
-    """The recent step time; that of the whole trial after it has stopped."""
+    """The recent step time. After the trial has stopped: the step time of the whole trial."""
     step_time_median_ms: float | None
     step_time_trend: float | None
     eval_time_s: float | None
@@ -299,7 +301,7 @@ class WatchedTrial(Part, kw_only=True):
     """The time until the result of the next evaluation."""
     coming: tuple[Coming, ...]
     samples_range: tuple[float | None, float | None, float | None] | None
-    """Samples to target: low, median and high of a 90 % range."""
+    """The forecast of samples to target: low, median and high of a 90 % range."""
     time_to_train_range_min: tuple[float | None, float | None, float | None] | None
     basis: str | None
     """What the forecast is based on, or why there is none."""
@@ -319,17 +321,17 @@ class Progress(Answer, kw_only=True, tag="runstop/progress/1.0"):
 
 
 class Image(Answer, kw_only=True, tag="runstop/image/1.0"):
-    """An image file; for `verify`, its content was compared with the record."""
+    """An image file. The verb `image verify` also compares the content of the file with the record of the image."""
 
     file: str
     passed: bool
     """Whether there are no findings."""
     findings: tuple[Finding, ...]
     record: Record | None
-    """Where the image is from, and its checksum; null for a file without a record."""
+    """The source and the checksum of the image. Null if the file has no record."""
     size_bytes: int | None
     is_new: bool | None = None
-    """For `import`: whether it was imported now."""
+    """For `image import`: whether this command imported the image."""
 
 
 class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
@@ -377,7 +379,7 @@ class Calibration(Answer, kw_only=True, tag="runstop/calibration/1.0"):
     file: str
     """The file of the GPU in the user's config folder."""
     skipped: tuple[str, ...]
-    """Points that do not fit in the GPU's memory."""
+    """The models that were not measured, because they do not fit into the memory of the GPU."""
     link_error: str | None
     """Why the links between GPUs were not measured. Null if they were measured, or if there is only one GPU."""
     gpu: Gpu

@@ -301,26 +301,32 @@ class Rates:
     fp8_tflops: list[float]
     attention_forward_tflops: float
     attention_backward_tflops: float
-    """Causal attention in BF16 with rows of 8192 tokens; masked scores are not counted as work."""
+    """The two attention rates are for causal attention in BF16 with rows of 8192 tokens. Masked scores do not count as
+    work."""
     copy_gbs: float
-    """Device memory, bytes read plus bytes written."""
+    """The rate of copies in GPU memory. It counts the bytes read plus the bytes written."""
     busbw_mib: list[float]
     busbw_gbs: list[float]
-    """All-reduce bus bandwidth in one node, by size of the message; empty: not measured, as on one GPU."""
+    """The all-reduce bus bandwidth in one node for each message size in `busbw_mib`. Empty if not measured, as on one
+    GPU."""
     launch_us: float
-    """Host time per kernel of an FP8 layer, with all of Python; kernels may run faster than the host launches them."""
+    """The host time to launch one kernel of an FP8 layer, including the time of Python. Kernels may run faster than the
+    host launches them."""
     host_gbs: float | None = None
-    """Between host and device memory, one way; both ways run at the same time. None: not measured."""
+    """The rate between host memory and GPU memory in one direction. Transfers in the two directions overlap. None if
+    not measured."""
     fp8_weight_gradient_tflops: float | None = None
-    """GEMMs that add FP8 weight gradients to FP32 ones. None: not measured; fp8_tflops is used."""
+    """The rate of GEMMs that add FP8 weight gradients to FP32 gradients. If it is None, `fp8_tflops` is used."""
     attention_forward_4096_tflops: float | None = None
     attention_backward_4096_tflops: float | None = None
-    """Rows of 4096 tokens; shorter rows are extrapolated. None: not measured; the rates at 8192 are used."""
+    """The two rates at 4096 tokens are for rows of 4096 tokens. For shorter rows, the rates are extrapolated. If they
+    are None, the rates at 8192 tokens are used."""
     elementwise_gbs: float | None = None
-    """Device memory in the element-wise kernels of a step. None: not measured; copy_gbs is used."""
+    """The rate of GPU memory in the element-wise kernels of a step. If it is None, `copy_gbs` is used."""
     narrow_heads_forward: float | None = field(default=None, metadata=OMIT_DEFAULT)
     narrow_heads_backward: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Attention with heads of 64 instead of 128 numbers: its rate as a share of the rate above. None: the same."""
+    """The rate of attention with a head size of 64, as a share of the rate with a head size of 128. None if the rates
+    are equal."""
 
     @property
     def kernel_gbs(self) -> float:
@@ -345,24 +351,24 @@ class Gpu:
 
     name: str
     vendor: GpuVendor = field(default=GpuVendor.nvidia, metadata=OMIT_DEFAULT)
-    """Chooses the telemetry, the image, the devices of containers, and the resource name of pods."""
+    """The vendor determines the telemetry, the image, the devices of containers, and the resource name of pods."""
     memory_gib: float
     peak_bf16_tflops: float | None
-    """None: unknown, for example because runstop has no file for the GPU."""
+    """None if unknown, for example because runstop has no file for the GPU."""
     peak_fp8_tflops: float | None = None
-    """None: unknown, or no FP8 support."""
+    """None if unknown, or if the GPU does not support FP8."""
     compute_capability: str | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Such as 8.9; only for a GPU that NVML found."""
+    """For example, 8.9. Only set for a GPU that NVML found."""
     memory_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Peak bandwidth of its memory, in 1e9 bytes/s, by the data sheet."""
+    """The peak bandwidth of the GPU's memory by the data sheet, in 1e9 bytes/s."""
     link_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Peak bandwidth to the other GPUs of a host (NVLink or Infinity Fabric), both directions together, in 1e9 bytes/s,
-    by the data sheet. None: not stated, or only PCIe."""
+    """The peak bandwidth to the other GPUs of a host (NVLink or Infinity Fabric) by the data sheet, in 1e9 bytes/s. It
+    is the sum of the two directions. None if not stated, or if the GPU has only PCIe."""
     pcie_gbs: float | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Peak bandwidth of PCIe, both directions together, in 1e9 bytes/s, by the data sheet."""
+    """The peak bandwidth of PCIe by the data sheet, in 1e9 bytes/s. It is the sum of the two directions."""
     source: str
     rates: Rates | None = None
-    """None: not measured; no step time is estimated."""
+    """None if not measured. Then runstop estimates no step time."""
 
     @property
     def has_fp8(self) -> bool:

@@ -92,7 +92,7 @@ class TimeRow:
     phase: Phase
     part: Part
     time_ms: float
-    """Share of the step time: all rows add up to the step. Concurrent kernels are counted once."""
+    """The time of this row. All rows add up to the step time, because concurrent kernels are counted once."""
     gemm_ms: float
     """Part of time_ms in GEMMs, without those inside fused attention."""
     busy_ms: float
@@ -103,17 +103,17 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTimes:
-    """Average of the profiled steps of one rank."""
+    """The mean times of the profiled steps of one rank."""
 
     device: str
     """cuda or cpu."""
     num_steps: int
     step_ms: float
     is_eager: bool
-    """True if the profiled steps ran without the CUDA graph of the run, because graph kernels have no names."""
+    """Whether the profiled steps ran without CUDA graphs. The reason is that kernels of a CUDA graph have no names."""
     rows: list[TimeRow]
     num_layers: int | None = field(default=None, metadata=codec.OMIT_DEFAULT)
-    """Transformer layers of this rank; None in profiles of earlier versions."""
+    """The number of transformer layers of this rank. None in profiles of earlier versions."""
 
 
 def plain(times: ModuleTimes) -> dict[str, Any]:

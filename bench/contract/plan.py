@@ -73,7 +73,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How the ranks are split: num_ranks = dp * tp * pp * cp, times the number of local SGD groups."""
+    """The layout of the ranks. num_ranks is dp * tp * pp * cp, times the number of local SGD groups."""
 
     num_nodes: int
     ranks_per_node: int
@@ -87,7 +87,7 @@ class World:
     ep: int = field(default=1, metadata=OMIT_DEFAULT)
     """The number of dp * cp ranks over which the experts are split. The other ranks have copies."""
     groups: int | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Number of local SGD groups of consecutive ranks, each split in this way; None: no local SGD."""
+    """The number of local SGD groups. Each group of consecutive ranks has this layout. None without local SGD."""
 
     @property
     def sequence_tp(self) -> int:
@@ -103,11 +103,11 @@ class Cost:
     attention_s: float
     elementwise_s: float
     communication_s: float
-    """Including the wait for other ranks."""
+    """The time of communication, including the wait for other ranks."""
     recompute_s: float
-    """All recomputation, including its communication."""
+    """The time of recomputing activations, including the communication."""
     bubble_s: float
-    """Pipeline fill and drain."""
+    """The time in which pipeline stages wait because the pipeline fills or drains."""
     host_s: float
     """The time in which the GPU waits for the host to launch kernels; 0 for layers whose kernels were not counted."""
     step_s: float
@@ -115,7 +115,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """Activation recomputation of every rank: whole layers, or the outputs of qkv or fc1 in some layers."""
+    """What every rank recomputes in the backward pass: whole layers (`full`), or the outputs of qkv or fc1 in some
+    layers."""
 
     full: bool
     qkv_layers: int
@@ -126,10 +127,11 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Estimated memory of one GPU of the fullest pipeline stage, and its capacity; None without a GPU."""
+    """The estimated memory of one GPU in the pipeline stage that needs the most memory. The capacity is None without a
+    GPU."""
 
     base_weights_gib: float
-    """The weights of the model, which LoRA freezes."""
+    """The weights of the model without adapters. LoRA does not train these weights."""
     adapter_weights_gib: float
     gradients_gib: float
     optimizer_gib: float
@@ -139,7 +141,7 @@ class Memory:
     capacity_gib: float | None
     fits: bool | None
     parameters: int
-    """The parameters of the whole model and its adapters, each counted once."""
+    """The number of parameters of the whole model and its adapters."""
     trainable_parameters: int
     rank_parameters: int
     rank_trainable_parameters: int

@@ -36,7 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file of a repository. The hub states the SHA-256 of large files (LFS), and the Git blob's SHA-1 of others."""
+    """A file of a repository. The checksum of a large file (LFS) is its SHA-256. The checksum of another file is the
+    SHA-1 of its Git blob."""
 
     path: str
     bytes: int

@@ -14,7 +14,7 @@ from bench.rules.finding import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSgdResult:
-    """What a log records of local SGD. Medians are over all weight averagings."""
+    """The results of local SGD in a log. Each median is over all weight averagings."""
 
     groups: int
     """The number of groups at the start."""
@@ -22,17 +22,17 @@ class LocalSgdResult:
     averagings: int
     """Number of weight averagings."""
     rank_bytes: float | None
-    """The bytes that rank 0 sent in one weight averaging; median."""
+    """The median number of bytes that rank 0 sent in one weight averaging."""
     exchange_s: float | None
-    """Time of the exchange; median."""
+    """The median time of the exchange in one weight averaging."""
     waited_s: float | None
-    """Time spent waiting for slower groups; median."""
+    """The median time that a group waited for slower groups in one weight averaging."""
     stopped_s: float
-    """Time without training, over all weight averagings."""
+    """The total time without training, in all weight averagings."""
     inner_step_ms: dict[str, float]
     """The step time of each group, without weight averaging."""
     losses: dict[str, float]
-    """The last training loss of each group; evaluations use the averaged model."""
+    """The last training loss of each group. Evaluations use the averaged model instead."""
     left: dict[str, int | None]
     """For each group: the last step after which the group left."""
     joined: dict[str, int | None]

@@ -44,7 +44,8 @@ of 63,000 characters. The published logs that were examined have at most 1e8, an
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The official verdict on a log; `passed` is None if the log names no benchmark: MLPerf has no rules for it."""
+    """The verdict of MLPerf's checker on a log. `passed` is None if the log names no benchmark, because MLPerf has no
+    rules for such a log."""
 
     ruleset: str
     passed: bool | None

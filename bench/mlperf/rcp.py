@@ -36,14 +36,14 @@ class Rcp:
     global_batch_size: int
     ruleset: str
     unit: str
-    """The metadata of eval_accuracy that counts: samples_count, epoch_num or step_num."""
+    """What the point counts, as a metadata key of eval_accuracy: samples_count, epoch_num or step_num."""
     mean: float
     """Olympic mean of the reference runs."""
     stdev: float
     min_mean: float
     """A submission with a lower mean converges too fast and is rejected."""
     interpolated: bool
-    """Interpolated between the points of two other batch sizes."""
+    """Whether the point is interpolated between the points of two other batch sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,14 @@ class RcpVerdict:
     passed: bool | None
     message: str
     counts: tuple[float | None, ...] = ()
-    """Of each log, in the reference's unit; None if the run did not converge. Empty if the checker stopped earlier."""
+    """The count of each log, in the unit of the reference. None if the run did not converge. Empty if the checker
+    stopped before it counted."""
     mean: float | None = None
     """Olympic mean of the counts."""
     factor: float | None = None
-    """The factor of the minutes, at least 1; None unless passed."""
+    """The time to train is multiplied by this factor, which is at least 1. None unless `passed` is true."""
     record: Rcp | None = None
-    """The reference; None also if the batch size is below that of all points."""
+    """The reference point. None if there is no reference, or if all reference points have a larger batch size."""
 
 
 def rcp_verdict(logs: Sequence[Path | str], *, benchmark: str | None, ruleset: str) -> RcpVerdict:

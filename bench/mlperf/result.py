@@ -44,14 +44,15 @@ class PeakMemory:
 
     allocated: float
     reserved: float | None
-    """Including memory that the allocator has cached."""
+    """The memory including the cache of the allocator."""
     estimated: float | None
     """The estimate of the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One of the trials of a log. It begins at its run_start; the first trial begins at the first record of the log."""
+    """One trial of a log. The first trial begins at the first record of the log. Each other trial begins at its
+    run_start."""
 
     first_line: int
     last_line: int

@@ -26,7 +26,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTelemetry:
-    """One GPU between run_start and run_stop; None if its driver does not report a value."""
+    """The values of one GPU between run_start and run_stop. A value is None if the driver does not report the value."""
 
     node: str
     gpu: int
@@ -41,9 +41,9 @@ class GpuTelemetry:
     """The share of time in which each reason reduced the clocks."""
     energy_j: float | None
     integrated_energy_j: float | None
-    """The integral of the sampled power, if energy_j is from the GPU's counter."""
+    """The energy computed from the sampled power. Only set if `energy_j` is from the counter of the GPU."""
     training_energy_j: float | None
-    """The energy in training blocks, without loading, evaluations and checkpoints."""
+    """The energy of training alone, without loading, evaluations and checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,13 @@ class Measurement:
 
     name: str
     unit: str
-    """SI units and bytes; empty for counts and shares."""
+    """SI units and bytes are used. Empty for counts and shares."""
     value: float
     n: int = 1
     """The number of repetitions."""
     p10: float | None = None
     p90: float | None = None
-    """The 10th and 90th percentile over the repetitions; None for a single number."""
+    """`p10` and `p90` are the 10th and 90th percentiles over the repetitions. None for a single number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

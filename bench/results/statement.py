@@ -24,7 +24,7 @@ class StatementVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The range of a ratio, or of a value, in which a statement holds; None: no bound on this side."""
+    """The range of values in which a statement holds. None means that there is no bound on this side."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -79,7 +79,7 @@ class StatedValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedInterval:
-    """The geometric mean over blocks of one pair of arms, or of one arm, with its interval."""
+    """The geometric mean over blocks with its interval, for one pair of arms or for one arm."""
 
     name: str
     n: int
@@ -92,14 +92,14 @@ class StatedInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRatios:
-    """The same ratios or values from one publication. They have no interval."""
+    """The ratios or values of a statement from one publication. They have no interval."""
 
     publication: str
     n: int
     low: float
     high: float
     within: bool
-    """Whether all are within the bounds."""
+    """Whether all ratios or values are within the bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,8 @@ class StatementResult:
     """The reason for the verdict, or why there is none."""
     intervals: tuple[StatedInterval, ...] = ()
     deciding: int | None = None
-    """The index of the interval that decides the verdict, or else of the interval that is closest to a bound."""
+    """The index of the interval that decides the verdict. If no interval decides: the index of the interval closest to
+    a bound."""
     published: tuple[PublishedRatios, ...] = ()
     platform: str = ""
     """The platform in a table of several platforms."""

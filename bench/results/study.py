@@ -38,13 +38,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One measurement of one arm, over its runs."""
+    """One measurement of one arm of a study. The values are from all runs of this arm."""
 
     mark: Mark
+    """Empty: measured; *: scaled from a shorter run; ~: estimated by the plan; X: not advisable; -: no result."""
     value: float | None = None
     """The mean over runs."""
     deviation: float | None = None
-    """The sample standard deviation over runs; None for fewer than two."""
+    """The sample standard deviation over runs. None if there are fewer than two runs."""
     values: tuple[float, ...] = ()
     """The value of each run, in the order of blocks."""
     reason: str = ""
@@ -55,7 +56,7 @@ class Cell:
     """The text of a cell that does not show mean and deviation, such as a coefficient with its interval."""
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of a coefficient, or of the mean in a column that shows it."""
+    """`low` and `high` are the bounds of the 95 % interval of a coefficient or of the mean."""
 
     @property
     def has_interval_of_mean(self) -> bool:
@@ -74,7 +75,7 @@ class Published:
     publication: str
     """The name of a file in conf/published."""
     value: float | None
-    """The correct value, even if the document has a misprint; None for X and -."""
+    """The correct value, even if the document has a misprint. None if the mark is X or -."""
     printed: str
     """As printed in the document."""
     reason: str = ""
@@ -83,15 +84,15 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One arm."""
+    """One row of a table: one arm of the study."""
 
     arm: str
     labels: Mapping[str, str]
     """Values that identify the arm, by axis: {"model": "7B", "method": "Z3"}."""
     cells: Mapping[str, Cell]
-    """By the measurement of the column."""
+    """The keys are the measurements of the columns."""
     published: Mapping[str, tuple[Published, ...]] = field(default_factory=dict)
-    """By the measurement of the column."""
+    """The keys are the measurements of the columns."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Hardware and software that are the same in all runs: GPU, driver, NCCL, image digest, commit."""
 
@@ -111,7 +112,8 @@ class Publication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """A platform in a table of several platforms: a cluster of the study, or a platform of a document without runs."""
+    """A platform in a table of several platforms. It is a cluster of the study, or a platform of a published
+    document."""
 
     name: str
     """The heading of its column."""
@@ -138,7 +140,7 @@ class Table:
     columns: tuple[tuple[str, ...], ...]
     """The values of column_labels of each column."""
     rows: tuple[tuple[tuple[str, ...], tuple[str | None, ...]], ...]
-    """The values of row_labels of each row, and for each column the arm in that cell; None for an empty cell."""
+    """Each row has two lists: the values of `row_labels`, and the arm of each cell. None means an empty cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +214,13 @@ class StudyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedArm:
-    """The plan of an arm; numbers are None without a plan, or if the plan has no estimate."""
+    """The plan of an arm of a study. A number is None if the plan does not estimate this number."""
 
     name: str
     mark: Mark = Mark.measured
     """The mark of the arm's cells if the arm does not run: X or -."""
     reason: str = ""
-    """Why it does not run."""
+    """Why the arm does not run."""
     note: str = ""
     """The remark of the study on this arm."""
     is_missing: bool = False
@@ -229,7 +231,7 @@ class PlannedArm:
     before_launch: tuple[str, ...] = ()
     """In a dry run: things that the site must provide before a launch, such as paths and an image."""
     backend: str = ""
-    """The name of its backend."""
+    """The name of the backend."""
     fingerprint: str = ""
     """A checksum of everything that affects the arm's measurements."""
     num_ranks: int | None = None
@@ -238,7 +240,8 @@ class PlannedArm:
     model: str = ""
     """The model that the command line sets for the arm, if its labels name another model."""
     fits: bool | None = None
-    """Whether the arm fits into GPU memory by the plan's estimate; only set for arms of statements about memory."""
+    """Whether the arm fits into GPU memory, by the estimate of the plan. Only set if a statement of the study is about
+    memory."""
     needed_gib: float | None = None
     """The estimated memory of the arm, even if the arm does not fit."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -249,7 +252,7 @@ class PlannedArm:
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     batches: tuple[int, ...] = ()
-    """Micro-batches in the order in which they are tried, if the study searches the largest one."""
+    """If the study searches the largest micro-batch: the micro-batches in the order in which they are tried."""
     steps: int | None = None
     step_time_ms: float | None = None
     tokens_s_gpu: float | None = None
@@ -258,9 +261,9 @@ class PlannedArm:
     weights_gb: float | None = None
     """The weights of the whole model in the precision of the config, in 10⁹ bytes."""
     states_gib: float | None = None
-    """Weights, gradients and both moments of Adam, all in this precision."""
+    """The weights, the gradients and the two moments of Adam, all in the precision of the config."""
     gpus_of_40_gb: int | None = None
-    """The smallest power of two of such GPUs that hold these states."""
+    """The number of GPUs of 40 GB that can hold `states_gib`, rounded up to a power of two."""
     walltime_min: int | None = None
     """The walltime of the job of one run."""
 

@@ -30,7 +30,7 @@ from bench.runs.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One check."""
+    """The comparison of an expected and an actual value."""
 
     what: str
     expected: str

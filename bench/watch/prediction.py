@@ -182,7 +182,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """An upcoming evaluation, and the probability that the target is reached there."""
+    """An upcoming evaluation, and the probability that the evaluation reaches the target."""
 
     samples: int
     minutes: float
@@ -191,9 +191,9 @@ class Coming:
     """The range of that time is minutes_low to minutes_high; it includes uncertainty of the trial's speed."""
     minutes_high: float
     probability: float
-    """The probability that the target is reached there and not before."""
+    """The probability that this evaluation is the first that reaches the target."""
     cumulative: float
-    """The probability that the target is reached there or before."""
+    """The probability that this evaluation or an earlier evaluation reaches the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

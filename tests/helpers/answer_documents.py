@@ -23,32 +23,48 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _INTRODUCTION = """\
 # How do programs read the output of runstop?
 
-This page is generated from the code: [`bench/answers/`](../bench/answers/schema.py). To generate it again, run
-`WRITE_ANSWERS=1 pytest tests/console/test_json_answers.py`.
-
-With `--json`, a verb prints its answer as JSON on stdout, one object on each line. Progress and errors are on stderr.
-The exit code is the same as without `--json`. If runstop refuses the request (exit code 2), stdout is empty.
+With the option `--json`, a command prints its answer as JSON on stdout. Progress and errors are on stderr. These
+examples select fields with `jq`:
 
     runstop runs --json | jq -r 'select(.is_active) | .run'
     runstop parse runs/*/result_0.txt --json | jq '{file, valid, time_to_train_min}'
     runstop history lora_tiny --check 2 --json | jq -r 'select(.verdict == "regression") | .text'
 
-- **One line for each thing**: a verb about several things, such as runs, logs or rules, prints one line for each of
-  them, and no line if there is none. Every other verb prints exactly one line. A line is never an array.
-- **Schema**: the first field of every line is `schema`, such as `runstop/run/1.0`. It names the kind of the answer, and
-  its version MAJOR.MINOR. MINOR rises when a field is added. MAJOR rises when a field is removed or renamed, or when
-  its type or its meaning changes. So a program checks the kind and MAJOR, and ignores fields that it does not know.
-- **Names**: one thing has the same name in all answers. `run` is the path of a run folder, `file` the path of a file,
-  and `folder` the path of another folder. `started` is the time of the start. `rule` is the number of a rule, and
-  `findings` are broken rules with the fields `what`, `where` and `fix`. `valid` says whether results count, and
-  `passed` whether all checks passed.
-- **Units** are in the names: `_ms`, `_s`, `_min`, `_gib`, `_bytes`. In `measurements`, the field `unit` has the unit.
-- **Times** are ISO 8601 in UTC, such as `2026-11-22T07:53:04Z`.
-- **Unknown values** are `null`. A value that was not measured is never 0.
-- **Secrets** are masked, as in all output.
+- **Lines**: each line is one JSON object. A command about several things, such as runs, logs or rules, prints one line
+  for each thing, and nothing if there is no such thing. Every other command prints exactly one line.
+- **Exit code**: `--json` does not change the exit code. If runstop refuses the request (exit code 2), stdout is empty.
+- **Units**: the ending of a name is the unit: `_ms`, `_s`, `_min`, `_gib`, `_bytes`. Objects in `measurements` have a
+  field `unit`.
+- **Times**: a time is in UTC in the format of ISO 8601, such as `2026-11-22T07:53:04Z`.
+- **Unknown values**: a value that was not measured is `null`, and never 0.
+- **Secrets** are masked.
 
-[`docs/schemas/`](schemas/) has a [JSON Schema](https://json-schema.org) for each kind of answer. A test compares the
-schemas with kept copies. The test fails if a field changes without a new version.
+## Names and versions
+
+The first field of every line is `schema`, such as `runstop/run/1.0`. It contains the kind of the answer (`run`) and the
+version MAJOR.MINOR (`1.0`).
+
+- A new field raises MINOR. Ignore fields that your program does not know.
+- Every other change of a field raises MAJOR, such as a new name, type or meaning. Refuse a MAJOR that your program does
+  not know.
+
+These fields have the same meaning in all answers:
+
+| field | meaning |
+| --- | --- |
+| `run` | the path of a run folder |
+| `file` | the path of a file |
+| `folder` | the path of a folder that is not a run folder |
+| `started` | the time of the start |
+| `rule` | the ID of a rule, such as SLU-02; `runstop rules ID` explains the rule |
+| `findings` | the broken rules |
+| `valid` | whether the results count |
+| `passed` | whether all checks passed |
+
+The headings below are the verbs of runstop. Each answer has a link to its [JSON Schema](https://json-schema.org). Types
+with a capital letter, such as `Finding`, are [objects inside of answers](#objects-inside-of-answers).
+
+This page and the [schemas](schemas/) are generated from the code in [`bench/answers/`](../bench/answers/schema.py).
 """
 
 
@@ -109,7 +125,12 @@ def page() -> str:
     sections.append("## Objects inside of answers\n")
     for name in sorted(parts):
         if "properties" in parts[name]["$defs"][name]:
-            sections.append(_section(f"**{name}**", _classes()[name], parts[name], name))
+            kind = _classes()[name]
+            if also := _answer_with(kind):
+                both = f"**{name}**: {_in_json(inspect.getdoc(kind) or '')} {also}"
+                sections.append(textwrap.fill(both, 120, break_long_words=False, break_on_hyphens=False) + "\n")
+            else:
+                sections.append(_section(f"**{name}**", kind, parts[name], name))
     return "\n".join(sections).rstrip("\n") + "\n"
 
 
@@ -118,19 +139,37 @@ def _section(heading: str, kind: type, whole: dict[str, Any], own: str) -> str:
     summary = _in_json((inspect.getdoc(kind) or "").split("\n\n")[0])
     lines = [textwrap.fill(f"{heading}: {summary}", 120, break_long_words=False, break_on_hyphens=False), ""]
     documented, defs = _docstrings(kind), whole["$defs"]
-    for name, field in whole["$defs"][own]["properties"].items():
+    rows: list[tuple[list[str], str, str]] = []
+    for name, field in defs[own]["properties"].items():
+        words, more = _words(field, defs), documented.get(name, "")
         if name == "schema":
             continue
-        more = documented.get(name, "")
-        row = f"- `{name}`: {_words(field, defs)}" + (f". {more}" if more else "")
+        if rows and not more and rows[-1][1:] == (words, ""):
+            rows[-1][0].append(name)  # several fields of one type without a description share a line
+        else:
+            rows.append(([name], words, more))
+    for names, words, more in rows:
+        row = f"- {', '.join(f'`{name}`' for name in names)}: {words}" + (f". {more}" if more else "")
         lines.append(textwrap.fill(row, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(lines) + "\n"
+
+
+def _answer_with(kind: type) -> str | None:
+    """Return the sentence about an object whose fields are also in an answer, so that the page has them once."""
+    for verb, answers in ANSWERS.items():
+        for answer in answers:
+            if issubclass(answer, kind):
+                more = typing.get_type_hints(answer).keys() - typing.get_type_hints(kind).keys()
+                missing = " and ".join(f"`{name}`" for name in sorted(more))
+                return f"The fields are those of the answer of [{verb}](#{verb}), without {missing}."
+    return None
 
 
 def _in_json(words: str) -> str:
     """Return a docstring with JSON's words for Python's constants."""
     for constant, value in (("None", "null"), ("True", "true"), ("False", "false")):
         words = re.sub(rf"\b{constant}\b", value, words)
+    words = re.sub(r"(^|\. )null\b", r"\1Null", words)
     return " ".join(words.split())
 
 
