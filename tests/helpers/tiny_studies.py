@@ -1,7 +1,8 @@
 """Shipped studies in small: the same arms with a tiny model and few steps, for two CPU cores.
 
 A tiny study is a file for --config-dir. Of the models of the shipped study it keeps one, because all arms have the same
-tiny model; and of the works of ironbyte one for each task. It has no pairs, no tables and no published figures.
+tiny model; and of the works of ironbyte one for each task. It has no pairs, no tables and no published figures, and any
+device measures it.
 """
 
 from pathlib import Path
@@ -55,7 +56,7 @@ def write(name: str, folder: Path) -> str:
         study["axes"][label] = {value: study["axes"][label][value] for value in values}
     study["arms"] = {arm: fields for arm, fields in study.get("arms", {}).items() if _is_kept(fields["labels"], kept)}
     study["cases"] = [case for case in map(_smaller_case, study.get("cases", [])) if _matches(case["match"], study)]
-    for part in ("pairs", "tables", "published", "coefficients", "window", "findings"):
+    for part in ("device", "pairs", "tables", "published", "coefficients", "window", "findings"):
         study.pop(part, None)
     is_training = name != "ironbyte"  # which also generates: its arms have the settings of their kind
     study["overrides"] = [*study.get("overrides", []), *COMMON, *(TRAINING if is_training else ())]

@@ -21,6 +21,8 @@ REASONS: dict[str, dict[str, str]] = {
     },
 }
 """The beginning of the reason of each arm that does not run, by a part of its name."""
+SLOW = {name: () if name == "dissect_modules" else (pytest.mark.slow,) for name in tiny_studies.LABELS}
+"""The marks of each study whose plans take more than a few seconds."""
 
 
 def study(name: str, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -36,8 +38,8 @@ def planned(name: str, folder: Path) -> list[dict[str, Any]]:
     return list(answers.one(done.stdout)["arms"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tiny_studies.LABELS)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [pytest.param(each, marks=SLOW[each]) for each in tiny_studies.LABELS])
 def test_every_arm_has_a_plan_or_a_known_reason(name: str, tmp_path: Path) -> None:
     reasons = {arm["name"]: arm["reason"] for arm in planned(name, tmp_path) if not arm["runs"]}
     unknown = {
