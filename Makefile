@@ -24,7 +24,7 @@ find-slow: .venv/test-installed  ## does the node check name the slow part of 1,
 grade-why: .venv/test-installed  ## precision and recall of `why` on 200 composed logs; SEED: to repeat a run
 	$(BIN)/python experiments/grade_why.py $(if $(SEED),--seed $(SEED))
 
-mutants: .venv/test-installed  ## how many of a random sample of small defects the fast tests find
+mutants: .venv/test-installed  ## how many of a random sample of small defects the tests without training find
 	$(BIN)/python experiments/mutants.py
 
 packages:  ## Debian packages that some tests need (as root); the Slurm tests install their own

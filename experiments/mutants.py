@@ -1,10 +1,10 @@
-"""How many small defects the fast tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
+"""How many small defects the tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
 
 Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
-its changes. Each is tried in a copy of the tree: first the fast tests that name its file, then those of the mirrored
-folder, then all others, up to the first failure. A mutant whose tests take too long is killed, too. The JSON file keeps
-what is known; the same command continues, and with --retry tries the survivors again. A test that fails
-without any mutant would kill them all, and is looked for first.
+its changes. Each is tried in a copy of the tree: first the tests that name its file, then those of the mirrored folder,
+then all others, up to the first failure. Tests that train or start programs are left out. A mutant whose tests take too
+long is killed, too. The JSON file keeps what is known; the same command continues, and with --retry tries the survivors
+again. A test that fails without any mutant would kill them all, and is looked for first.
 """
 
 import argparse
@@ -29,12 +29,12 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after [in line]": "why no test can detect it"}; others replace these, and they do not count."""
 SOURCES = ("bench", "jobs")
-FAST = (
+TESTS = (
     "-m",
-    "not trains and not slurm and not slow and not starts and not long and not faults",
+    "not trains and not slurm and not slow and not starts and not faults",
     "--hypothesis-profile=few",
 )
-"""The tests of `make fast`."""
+"""The tests of `make fast`, and those with the mark long."""
 COPIED = ("bench", "jobs", "conf", "sbatch", "manifests", "tests", "containers", "docs", "experiments", "notebooks")
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))
 COMPARISONS = dict(INVERSES) | {second: first for first, second in INVERSES}
@@ -162,7 +162,7 @@ def sampled(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mut
 
 
 def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str:
-    """Return the first fast test that fails with the mutant, or without any; else "timeout" or "survived"."""
+    """Return the first test that fails with the mutant, or without any; else "timeout" or "survived"."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
         tree = _copied(Path(tmp))
         rounds = [[str(path.relative_to(tree)) for path in sorted((tree / "tests").rglob("test_*.py"))]]
@@ -215,7 +215,7 @@ def _mirrored(tree: Path, file: Path) -> Path:
 
 
 def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None:
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *FAST, *words]
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *TESTS, *words]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         argv,

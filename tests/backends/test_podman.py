@@ -42,6 +42,7 @@ def test_the_line_of_podman_mounts_what_pyxis_does_and_gives_all_gpus() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
     plan = planned("container=docker", "container.image=me/bench:1", "container.arguments=['--shm-size=16g']")
     line = containers.line(plan, Path("/runs/a"), ["true"], name="rig0")
@@ -52,6 +53,7 @@ def test_the_line_of_docker_runs_as_the_user_and_raises_limits() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_line_of_apptainer_binds_the_same_folders(tmp_path: Path) -> None:
     """Not run in Apptainer: a stub that ends at the image starts the command."""
     plan = planned("container=apptainer", "container.image=/images/a b.sif", "container.mounts=[/opt/x:/x:ro]")
@@ -78,6 +80,7 @@ def stub_of_apptainer(folder: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "groups"),
     [
@@ -93,6 +96,7 @@ def test_the_ranks_of_a_container_may_open_amds_devices(engine: str, groups: str
     assert "nvidia" not in line and "--gpus" not in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "rule", "what"),
     [

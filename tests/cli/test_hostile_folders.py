@@ -194,6 +194,7 @@ def test_the_corpus_is_as_large_as_promised() -> None:
     assert len(HOSTILE) >= 50
 
 
+@pytest.mark.long
 def test_the_honest_folder_is_read_by_every_verb(
     template: Path, tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def run(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return shutil.copytree(template, Path("runs/20261101-100000-lora_tiny-local-aaaa"))
 
 
+@pytest.mark.long
 def test_tags_are_shown_and_the_run_is_still_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert answer(capsys, "tag", "latest", "baseline", "v2", "--note", "before the driver").endswith(
@@ -162,6 +163,7 @@ def test_a_run_is_launched_again_and_what_differs_is_shown(
     assert set(rows) <= {"run", "recipe.lr", "trials", "runstop", "commit", *(key for key in rows if "paths" in key)}
 
 
+@pytest.mark.long
 def test_the_commits_of_both_runs_are_compared(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rerun, "_commit", lambda root: "b" * 40)
     for earlier, rows in (("a" * 40, [("commit", "a" * 40, "b" * 40)]), ("b" * 40, []), ("", [])):

@@ -85,6 +85,7 @@ def test_a_plan_or_a_script_with_a_secret_is_not_printed(verb: Verb, monkeypatch
         assert verb(*words) == (2, "", "a secret\n  where: w\n  fix:   f\n")
 
 
+@pytest.mark.long
 def test_render_prints_the_submitted_script(verb: Verb) -> None:
     words = ("task=lora70b", "cluster=dgx2")
     plan = compose.compose(list(words))
@@ -96,6 +97,7 @@ def test_render_prints_the_submitted_script(verb: Verb) -> None:
     assert code == 2 and "there is no script, because" in error
 
 
+@pytest.mark.long
 def test_render_refuses_what_the_api_server_would_refuse(verb: Verb) -> None:
     words = ("task=lora70b", "cluster=kubernetes", "cluster.kubernetes.image=a@sha256:" + "0" * 64)
     assert verb("render", *words)[0] == 0

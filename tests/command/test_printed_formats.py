@@ -94,6 +94,7 @@ GARBAGE = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize(("adapter", "name"), EXPECTED, ids=lambda value: str(getattr(value, "name", value)))

@@ -40,6 +40,7 @@ def with_generation(plan: GenerationPlan, **changed: Any) -> GenerationPlan:
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, task=task))
 
 
+@pytest.mark.long
 def test_a_plan_in_words(random_7b: GenerationPlan) -> None:
     """Four replicas share 7,750 tokens; the time per token has two decimals."""
     shown = dict(sheets.plan_rows(random_7b))

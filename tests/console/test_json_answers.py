@@ -29,6 +29,7 @@ def test_schemas_are_the_kept_ones(name: str) -> None:
     assert path.exists() and path.read_text() == documents.text(name), "run with WRITE_ANSWERS=1 and commit the file"
 
 
+@pytest.mark.long
 def test_the_page_is_that_of_the_code() -> None:
     if WRITES:
         documents.PAGE.write_text(documents.page())

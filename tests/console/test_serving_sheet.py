@@ -67,6 +67,7 @@ def test_plan_for_a_remote_server_has_no_model_rows(tmp_path: Path) -> None:
     assert dict(sheets.plan_rows(without))["limits"] == "none"
 
 
+@pytest.mark.long
 def test_a_plan_for_gpus_has_the_memory_of_a_gpu() -> None:
     words = ("task=serve_70b", "cluster=dgx1", "container=none", "server=vllm", "model.weights=random")
     plan = compose.compose([*words, "gpu@cluster.gpu=rtx4090"])

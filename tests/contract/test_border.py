@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ERRORS = "bench.errors"
 
@@ -24,6 +26,7 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
     return imported & known.keys()
 
 
+@pytest.mark.long
 def test_jobs_imports_the_contract_and_the_contract_has_nothing_else() -> None:
     known = modules()
     graph = {name: imported(path, known) for name, path in known.items()}

@@ -49,6 +49,7 @@ def read_bytes(path: Path, data: bytes) -> tuple[list[Event], list[Garbled]]:
     return read(path)
 
 
+@pytest.mark.long
 @quick
 @given(records=RECORDS)
 def test_read_returns_what_was_written(tmp_path: Path, records: list[tuple[str, object, dict[str, object]]]) -> None:
@@ -112,6 +113,7 @@ def test_a_damaged_line_does_not_affect_others(tmp_path: Path, lines: list[bytes
     assert repr([e for e in before if e.line != hurt + 1]) == repr([e for e in after if e.line != hurt + 1])
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_noise(tmp_path: Path) -> None:
     noise = b"step 7 loss 0.93\r" * 400_000
     (tmp_path / "log").write_bytes(noise + record().encode() + noise + b"\n" + noise)

@@ -61,6 +61,7 @@ def test_a_slurm_plan_of_version_2_is_read_and_keeps_its_values() -> None:
     assert (training.target_eval_loss, training.max_steps, plan.max_steps) == (0.925, 1024, 1024)
 
 
+@pytest.mark.long
 def test_a_plan_of_version_3_loses_settings_that_its_kind_does_not_use() -> None:
     """Tasks that do not train had rows and a recipe, which set the tokens of a micro-batch of GEMMs."""
     old = json.loads((HERE / "plan_version_3_kernels.json").read_text())

@@ -6,6 +6,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import bench
 from bench.contract.schema import Config
 
@@ -54,6 +56,7 @@ def of_config(kind: Any) -> set[str]:
     return names
 
 
+@pytest.mark.long
 def test_records_are_frozen_and_a_config_takes_no_unknown_key() -> None:
     """Hydra fills the classes of a config, so that these cannot be frozen; without slots they would take any key."""
     options_of, filled = options(), of_config(Config)

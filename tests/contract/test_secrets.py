@@ -90,6 +90,7 @@ def test_the_value_of_a_secret_variable_is_a_secret_in_every_text(monkeypatch: p
     assert masking.masked(text) == "it is [masked: 21 characters], true, in /home/me/.ssh/id_rsa"
 
 
+@pytest.mark.long
 def test_nothing_that_is_shipped_holds_a_secret() -> None:
     for folder, suffix in (("conf", "yaml"), ("sbatch", "sbatch"), ("docs", "md"), ("containers", "*")):
         for path in (ROOT / folder).rglob(f"*.{suffix}"):

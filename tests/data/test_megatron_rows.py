@@ -114,6 +114,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingPlan:
     return composed
 
 
+@pytest.mark.long
 def test_a_plan_reads_its_rows_in_the_order_of_the_trials_seed(plan: TrainingPlan, tmp_path: Path) -> None:
     with mllog.Writer(tmp_path / "log") as log:
         first, evaluation = inputs.open_rows(plan, log, seed=1)
@@ -131,6 +132,7 @@ def test_a_plan_reads_its_rows_in_the_order_of_the_trials_seed(plan: TrainingPla
     assert len(sums) == 3 and len(set(sums)) == 1, "the checksum is that of the files"
 
 
+@pytest.mark.long
 def test_every_token_of_a_row_is_predicted(plan: TrainingPlan) -> None:
     from jobs.data.micro_batches import targets
 
@@ -199,6 +201,7 @@ def test_settings_that_the_files_cannot_fulfil_are_refused(change: str, message:
         compose.compose(["task=pretrain_8b", "cluster=dgxh200", "data=c4_mlperf", change])
 
 
+@pytest.mark.long
 def test_the_reader_needs_no_torch() -> None:
     import subprocess
 

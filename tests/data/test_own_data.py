@@ -61,6 +61,7 @@ def chat_plan(tmp_path: Path, *words: str) -> Plan:
     return compose.compose(overrides(tmp_path, "data=chat", "data.files=c.jsonl", "data.train_rows=2", *words))
 
 
+@pytest.mark.long
 def test_conversations_fill_rows_and_the_assistants_turns_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ FORMS: dict[str, Callable[[Path, list[dict[str, Any]]], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMS)
 def test_named_columns_are_read_from_every_format(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of other names, a folder, and turns to which parquet adds null fields."""
@@ -195,6 +197,7 @@ def prepare(words: list[str], *options: str) -> int:
     return int(str(ended.value.code))
 
 
+@pytest.mark.long
 def test_prepare_counts_the_rows_that_a_plan_then_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +246,7 @@ def test_a_job_on_another_machine_makes_the_counted_rows(tmp_path: Path, monkeyp
     assert here == {path.name: path.read_bytes() for path in Path(str(elsewhere.data_dir)).glob("*.npy")}
 
 
+@pytest.mark.long
 def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = overrides(tmp_path, "data=gov_report", "data.train_rows=null", "data.seq_length=4")
     with pytest.raises(ConfigError, match="this machine has no prepared rows of gov_report to count"):

@@ -108,6 +108,7 @@ def config(**values: Any) -> Data:
     return Data(**{**fixed, "train_rows": 1, "eval_rows": 2, **values})
 
 
+@pytest.mark.long
 @given(
     listed=LENGTHS,
     share=st.one_of(st.none(), st.floats(0.01, 0.99)),
@@ -144,6 +145,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 RECORDS = st.lists(st.fixed_dictionaries({"text": TEXT}, optional={"más": TEXT, "n": st.integers()}), max_size=12)
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     written=RECORDS, size=st.integers(1, 60), form=st.sampled_from(("lines", "array", "indented")), ascii=st.booleans()

@@ -134,6 +134,7 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
             sentencepiece_model.read(tmp_path / "tokenizer.model")
 
 
+@pytest.mark.long
 def test_rows_are_prepared_with_a_tokenizer_model(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def of_files(tmp_path: Path, data: str, files: str, *overrides: str, **sizes: in
     return plan(tmp_path, f"data={data}", f"data.files={files}", *SMALL, *named, *overrides)
 
 
+@pytest.mark.long
 def test_dolly_one_record_a_row_and_answers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = of_files(tmp_path, "dolly", "d.jsonl", seq_length=20, train_rows=2, eval_rows=1)
     content = lines([NAME, TOO_LONG, WITH_CONTEXT, NO_ANSWER]) + b"\n" + lines([NAME])
@@ -182,6 +183,7 @@ TRAIN_4 = [[1, 14, 15, 2], [1, 16, 2, 1], [18, 3, 3, 3]]
 """</s> in a text is three unknown words. The last EOS, which fills no row, is dropped."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["fineweb_edu, parquet", "c4, gzip", "c4, lines", "c4, two files"])
 def test_texts_are_packed_and_every_token_counts(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = of_files(tmp_path, form.partition(",")[0], "text", seq_length=4, train_rows=3, eval_rows=1)
@@ -242,6 +244,7 @@ def test_a_token_that_reaches_into_the_answer_is_the_answers(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.long
 def test_the_sample_is_tokenised_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = ("data.sample=60", "data.train_rows=40", "data.eval_rows=5", "recipe.eval_every_samples=16")

@@ -53,6 +53,7 @@ def test_a_vocabulary_too_small_for_the_grammar_is_refused(tmp_path) -> None:  #
         prepare_rows_of(plan)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Two writing ranks would remove each other's unfinished folder."""

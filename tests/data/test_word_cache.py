@@ -69,6 +69,7 @@ LETTERS = st.sampled_from(list(" \n\t\r.,'!()abcetowIT079éü好🙂▁\u0301\u0
 TEXTS = st.lists(st.text(LETTERS, max_size=40), min_size=1, max_size=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(texts=TEXTS)
 @example(texts=SOME)

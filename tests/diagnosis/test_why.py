@@ -567,6 +567,7 @@ def test_records_that_a_program_prints_are_not_the_log_that_is_judged(tmp_path: 
     assert not explanation.also
 
 
+@pytest.mark.long
 def test_fix_of_out_of_memory_lists_splits_that_fit(run_folder: Path) -> None:
     account(
         run_folder,

@@ -149,6 +149,7 @@ def test_a_run_whose_ledger_is_damaged_has_failed(run: Path, step: Step) -> None
     assert (run / "ledger.json").read_text() == damaged
 
 
+@pytest.mark.long
 def test_the_last_array_task_writes_the_manifest(tmp_path: Path, written_log: MakeLog) -> None:
     """Array tasks share a folder, so only the last one can list its files."""
     plan = compose.compose(["task=lora70b", "cluster=dgx1", "trials=2", "launch.array=true"])

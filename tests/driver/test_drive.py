@@ -127,6 +127,7 @@ def run(make: MakeRun) -> Run:
     return make("cluster.drop_caches=sync it")
 
 
+@pytest.mark.long
 def test_every_command_runs_once_in_order_and_the_trials_are_valid(run: Run) -> None:
     facts = run.folder / run_files.FACTS / "rank_9999.json"
     facts.parent.mkdir()
@@ -146,6 +147,7 @@ def test_every_command_runs_once_in_order_and_the_trials_are_valid(run: Run) -> 
     assert run.progress.lines[-1] == f"trial 1, seed {run.plan.trials[1].seed}: already finished"
 
 
+@pytest.mark.long
 def test_a_finding_about_the_nodes_ends_the_run_unless_forced(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run, findings = make("launch.force=false"), list[Finding]()
     monkeypatch.setattr(between_commands.nodes, "load", lambda folder, *, array_task: array_task)
@@ -168,6 +170,7 @@ def test_an_invalid_trial_makes_the_run_invalid(make: MakeRun) -> None:
     assert (run.status.outcome, run.progress.trials) == (Ending.invalid, [(0, False), (1, False)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "codes", "what"),
     [
@@ -188,6 +191,7 @@ def test_a_rank_that_fails_ends_the_run_and_its_trial_is_aborted(
     assert name != "trial 1" or run.outcomes == [Outcome.valid, Outcome.aborted]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("times", "exit_code"), [(1, 0), (3, 1)])
 def test_a_port_that_is_in_use_gets_another_try(run: Run, times: int, exit_code: int) -> None:
     """Rank 0 reports it after it has opened the log, so that the trial needs another attempt."""
@@ -228,6 +232,7 @@ def test_a_log_that_is_removed_while_the_ranks_run_is_the_cause(run: Run) -> Non
     assert (run.status.rule, run.status.fix) == ("LOG-01", fix)
 
 
+@pytest.mark.long
 def test_an_existing_log_of_another_run_is_reported_as_the_cause(run: Run, written_log: MakeLog) -> None:
     """The ranks only report that the log exists (CFG-05)."""
     written_log(name="run/result_0.txt")
@@ -337,6 +342,7 @@ def test_a_lost_node_is_the_cause_unless_this_node_gets_a_signal_a_moment_later(
     assert time.monotonic() - began_s < 5
 
 
+@pytest.mark.long
 def test_missing_inputs_are_prepared_once_and_every_node_must_have_them(make: MakeRun, tmp_path: Path) -> None:
     paths = [f"cluster.paths.{name}={tmp_path}" for name in ("data", "model", "logs")]
     run = make(*paths, task="lora_tiny")

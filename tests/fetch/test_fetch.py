@@ -94,6 +94,7 @@ def files_requested(served: Hub) -> list[str]:
     return [path.rpartition("/")[2] for _, path, _ in served.requests if "/resolve/" in path]
 
 
+@pytest.mark.long
 def test_a_model_has_only_the_files_that_runs_read(served: Hub, run: Run) -> None:
     code, out, err = run("model", "org/tiny")
     assert (code, out.splitlines()[-1]) == (0, f"export MODEL={Path('tiny').absolute()}")
@@ -107,6 +108,7 @@ def test_a_model_has_only_the_files_that_runs_read(served: Hub, run: Run) -> Non
     assert "runstop_fetch.json" not in checksums.weight_files(Path("tiny"))
 
 
+@pytest.mark.long
 def test_all_files_are_those_of_huggingface_hub(served: Hub, run: Run, tmp_path: Path) -> None:
     for kind, name in (("model", "org/tiny"), ("data", "org/rows")):
         run(kind, name, "ours", "--all")
@@ -154,6 +156,7 @@ def test_a_lost_connection_is_continued_within_the_file(served: Hub, run: Run) -
     assert served.sent_bytes["model.safetensors"] == pytest.approx(len(WEIGHTS), abs=MIB)
 
 
+@pytest.mark.long
 def test_a_server_without_ranges_sends_the_file_again(served: Hub, run: Run) -> None:
     served.faults["model.safetensors"] = Fault(cut_at=3 * MIB)
     assert run("model", "org/tiny")[0] == 1
@@ -208,6 +211,7 @@ def waited_for(condition: Callable[[], bool]) -> None:
     raise AssertionError("not within a minute")
 
 
+@pytest.mark.long
 def test_a_folder_keeps_its_revision(served: Hub, run: Run) -> None:
     run("model", "org/tiny", "tiny", "--revision", "main")
     old = MODEL.sha
@@ -258,6 +262,7 @@ def test_check_reports_each_changed_file(served: Hub, run: Run) -> None:
     assert code == 2 and "the record of the download is damaged" in err
 
 
+@pytest.mark.long
 def test_the_token_goes_to_the_hub_alone(served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     served.repos["models/org/tiny"] = Repo(MODEL.files, gated=True)
     code, _, err = run("model", "org/tiny")
@@ -402,6 +407,7 @@ def test_two_contents_have_two_unfinished_files() -> None:
     assert download._part(Path("x"), one) != download._part(Path("x"), other)
 
 
+@pytest.mark.long
 def test_errors_of_a_run_name_the_command_that_completes_a_folder(served: Hub, run: Run) -> None:
     model = compose.unplanned(["task=lora_7b", "cluster=dgx1"]).model
     folder = Path("tiny").absolute()

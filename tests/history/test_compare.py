@@ -42,6 +42,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> di
     return answers.one(run(capsys, *argv, "--json", code=code))
 
 
+@pytest.mark.long
 def test_alternating_runs_are_paired_in_order_of_time(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """The machine slows down by 10 % over time, and fp8 stays 5 % faster: without pairing, the drift hides that."""
     for block, speed in enumerate((100.0, 97.0, 94.0, 91.0)):
@@ -119,6 +120,7 @@ def test_runs_of_several_trials_count_once_each(clock: Clock, capsys: pytest.Cap
     assert parsed["pairing"] == "not paired", "the runs did not alternate"
 
 
+@pytest.mark.long
 def test_settings_of_plans_are_compared_without_those_of_the_site(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:

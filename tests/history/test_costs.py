@@ -51,6 +51,7 @@ def plan_row(*words: str) -> str | None:
     return dict(plan_sheets.rows(dataclasses.replace(plan, cost=STEP))).get("cost")
 
 
+@pytest.mark.long
 def test_a_plan_has_the_cost_of_its_steps_of_an_epoch_and_of_tokens() -> None:
     """8 GPUs of 2.70 an hour are 0.006 a second: 130 steps, 8192 // 32 steps an epoch, 32 x 4096 tokens a step."""
     assert plan_row("cluster.price_per_gpu_hour=2.7", "cluster.currency=EUR") == (
@@ -83,6 +84,7 @@ def test_a_wrong_price_is_refused(words: list[str], message: str) -> None:
         compose.compose(["task=lora_tiny", "cluster=dgx1", *words])
 
 
+@pytest.mark.long
 def test_the_rank_logs_the_price_of_its_plan() -> None:
     plan = compose.compose(["task=lora_7b", "cluster=dgx1", "cluster.price_per_gpu_hour=3.6", "cluster.currency=EUR"])
     assert describe.price(plan) == PRICE

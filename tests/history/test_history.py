@@ -110,6 +110,7 @@ def test_a_shorter_step_time_is_not_a_regression(clock: Clock, root: Path) -> No
     assert judge(only, SPEED, tolerance=0.02).text.startswith("+20.0 %")
 
 
+@pytest.mark.long
 def test_an_insignificant_change_is_undecided_and_one_earlier_run_is_not_judged(clock: Clock, root: Path) -> None:
     def change(*speeds: float, **how: int) -> Change:
         shutil.rmtree(root, ignore_errors=True)
@@ -178,6 +179,7 @@ def test_a_damaged_or_old_cache_is_rebuilt(damage: str, clock: Clock, root: Path
     assert store._read(root), "it is written again"
 
 
+@pytest.mark.long
 def test_concurrent_readers_rebuild_the_cache(clock: Clock, root: Path) -> None:
     for number, speed in enumerate(STEADY):
         plant(root / f"run{number}", clock, speed, **H200)
@@ -225,6 +227,7 @@ def test_values_that_sqlite_cannot_store_are_read_from_the_logs_each_time(
     assert "cannot be written" in caplog.text and not list(root.glob("*sqlite*")) + list(root.glob(".*sqlite*"))
 
 
+@pytest.mark.long
 def test_different_settings_have_separate_histories(
     clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

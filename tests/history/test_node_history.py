@@ -78,6 +78,7 @@ def avoided(*words: str) -> dict[str, str]:
     return compose([*SLURM, *words], bad_nodes=bad_nodes).config.cluster.avoided
 
 
+@pytest.mark.long
 def test_a_slow_node_is_left_out_until_it_passes_a_check_or_the_time_is_over(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_slow_node_is_left_out_until_it_passes_a_check_or_the_time_is_over(
     assert avoided("cluster.avoid=auto") == {} and listed(capsys)["dgx-2"]["findings"] == [finding]
 
 
+@pytest.mark.long
 def test_the_newest_finding_on_a_node_of_the_same_backend_is_the_reason(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +115,7 @@ def test_the_newest_finding_on_a_node_of_the_same_backend_is_the_reason(
     assert compose(on_kubernetes, bad_nodes=bad_nodes).config.cluster.avoided == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "accused"),
     [
@@ -177,6 +180,7 @@ def test_a_node_that_was_slow_during_a_trial_is_a_finding_of_a_valid_run(
     assert finding["what"] == "slow computation during a trial: 220 ms, others 200 ms"
 
 
+@pytest.mark.long
 def test_a_list_of_nodes_reaches_every_backend_and_the_plan_says_why(tmp_path: Path) -> None:
     words = ("cluster.avoid=[dgx-7,dgx-9]", 'cluster.slurm.arguments=["--exclude=dgx-1"]')
     plan = compose([*SLURM, *words])

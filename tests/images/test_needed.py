@@ -30,6 +30,7 @@ def test_the_names_are_those_of_the_pins() -> None:
     assert {path.stem for path in (ROOT / "containers").glob("*.Dockerfile")} == set(needed.NAMES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "build", "packages"),
     [
@@ -77,6 +78,7 @@ def test_an_image_for_another_engine_is_refused_by_its_name(image: str, refused:
     assert dict(plan_sheets.rows(plan))["image"] == row
 
 
+@pytest.mark.long
 def test_an_imported_image_is_refused_by_its_description(tmp_path: Path) -> None:
     """The record that the import wrote has the description; the image itself is damaged, which is another problem."""
     image = tmp_path / f"runstop-train-sha256-{'0' * 12}.sqsh"

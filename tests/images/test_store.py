@@ -330,6 +330,7 @@ def test_a_damaged_image_is_never_reused(image: Path, tmp_path: Path, how: str) 
     assert store.faults(image) == []
 
 
+@pytest.mark.long
 def test_an_image_for_another_cpu_is_refused_unless_requested(
     squashed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
     return starts
 
 
+@pytest.mark.long
 def test_every_run_of_a_sweep_is_started_and_the_highest_exit_code_is_returned(
     launch: Launch, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_every_run_of_a_sweep_is_started_and_the_highest_exit_code_is_returned(
     assert plan.name == "seed 5" and "seed_base=5" in config_yaml and "\nseed_base: 5\n" in config_yaml
 
 
+@pytest.mark.long
 def test_a_single_run_has_no_table_of_runs_and_its_own_exit_code(launch: Launch, starts: Starts) -> None:
     starts.ends = [Stopped(15)]
     assert launch() == (143, "", "")
@@ -120,6 +122,7 @@ def test_a_single_run_has_no_table_of_runs_and_its_own_exit_code(launch: Launch,
     assert launch("--version") == (0, f"runstop {bench.__version__}\n", "") and len(starts.plans) == 1
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_the_plan_and_the_findings(
     launch: Launch, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

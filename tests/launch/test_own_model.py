@@ -189,6 +189,7 @@ def words(tmp_path: Path) -> list[str]:
     return [*WORDS, *own, "recipe.global_batch_size=4", "recipe.eval_every_samples=32", "recipe.lr_warmup_steps=0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_folder_is_refused_by_plan_and_doctor(
     message: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

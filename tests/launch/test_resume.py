@@ -170,6 +170,7 @@ def test_a_job_whose_id_is_lost_is_found_in_the_queue(
     assert recorded_jobs(ended) == ["7", "100"] and not (ended / SUBMISSION).exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", list(LOST)[:3])
 def test_a_job_that_may_exist_is_looked_up_whenever_the_run_is(
     ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -223,6 +224,7 @@ def test_a_cancel_that_slurm_refuses_changes_nothing(ended: Path, slurm: Slurm, 
     assert contents(ended) == before and runs.find(ended).is_active
 
 
+@pytest.mark.long
 def test_a_cancel_with_a_failing_disk_reports_that_the_job_was_cancelled(ended: Path, slurm: Slurm) -> None:
     resume.resume(ended)
     before, queued = contents(ended), (slurm.queue / "100").read_text()
@@ -356,6 +358,7 @@ def launched(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> C
     return launch
 
 
+@pytest.mark.long
 def test_a_launch_with_a_failing_disk_leaves_no_folder(
     tmp_path: Path, slurm: Slurm, launched: Callable[[], int]
 ) -> None:
@@ -395,6 +398,7 @@ def test_a_launch_whose_answer_is_lost_keeps_its_folder(
     assert resume.resume(folder) == 0 and recorded_jobs(folder) == ["100"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_changes_nothing(ended: Path, slurm: Slurm, tmp_path: Path) -> None:
     """A real disk, with more and more free space: from none to the few blocks that are needed."""
@@ -432,6 +436,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(drive, name, lambda *ignored: None)
 
 
+@pytest.mark.long
 def test_a_local_run_is_reopened_completely_or_not_at_all(
     ended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

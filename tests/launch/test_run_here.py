@@ -93,6 +93,7 @@ def run(
     return run
 
 
+@pytest.mark.long
 def test_finished_work_is_not_repeated(run: Run) -> None:
     assert run.drive() == 0
     names = [command.name for command in run.plan.commands]
@@ -114,6 +115,7 @@ def test_finished_work_is_not_repeated(run: Run) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_trial_that_failed_gets_another_attempt(run: Run) -> None:
     trained = run.nodes.acts.pop("trial 1")
     run.nodes.codes["trial 1"] = {0: 0, 1: 9}

@@ -91,6 +91,7 @@ def trained(groups: Groups, settings: LocalSgd, steps: int, *, lr: float = RATE)
     return inner.data.clone()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("average", list(Average))
 def test_averaging_after_each_step_is_data_parallelism(average: Average) -> None:
     settings = LocalSgd(every_steps=1, average=average)
@@ -123,6 +124,7 @@ def by_numpy(count: int, every: int, averagings: int, *, rate: float, mu: float)
     return outer
 
 
+@pytest.mark.long
 def test_three_averagings_with_momentum_match_numpy() -> None:
     settings = LocalSgd(every_steps=5, average=Average.nesterov, outer_lr=0.7, outer_momentum=0.9)
     results = together(4, lambda groups: trained(groups, settings, 15))
@@ -228,6 +230,7 @@ def test_a_failed_exchange_is_repeated_without_the_failed_group() -> None:
         assert (result.groups, result.left, means) == ([0, 1], [2], [5.0, 6.0, 7.0])
 
 
+@pytest.mark.long
 def test_a_restarted_group_resumes_from_the_state_of_an_active_one() -> None:
     """It fails after the first averaging, and is readmitted once after the second one."""
     state = [torch.arange(300.0), torch.linspace(0, 1, 130).bfloat16()]

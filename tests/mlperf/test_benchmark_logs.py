@@ -154,6 +154,7 @@ def test_every_check_of_the_rule_files_has_a_wrong_value(ruleset: str) -> None:
     assert checked <= WRONG.keys() | OF_EVENTS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ruleset", [pytest.param(name, marks=[] if name == "6.1.0" else pytest.mark.slow) for name in RULESETS]
 )

@@ -342,6 +342,7 @@ def good_lines(request: pytest.FixtureRequest, written_log: MakeLog) -> list[str
     return path.read_text().splitlines(keepends=True)
 
 
+@pytest.mark.long
 @settings(max_examples=in_proportion(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_valid_log_passes_the_official_checker(good_lines: list[str], tmp_path: Path, data: st.DataObject) -> None:

@@ -74,6 +74,7 @@ def test_lags_are_students_t_with_3_degrees_of_freedom(scale: float) -> None:
 losses = st.lists(st.floats(0.92501, 0.945), max_size=7)
 
 
+@pytest.mark.long
 @given(losses, st.sampled_from([8, 9, 64]))
 @example([2.0], 8)
 @example([0.9251] * 7, 9)
@@ -90,6 +91,7 @@ def test_probabilities_add_up(losses: list[float], gbs: int) -> None:
     assert result == lora(on_grid(losses), gbs=gbs), "the same losses, another forecast"
 
 
+@pytest.mark.long
 @given(losses.filter(len), st.floats(0.92501, 0.945))
 @example([0.9374, 0.9317], 0.9318)
 @example([0.94, 0.9326, 0.9301, 0.9275], 0.93)

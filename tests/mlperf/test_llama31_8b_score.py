@@ -61,6 +61,7 @@ def summarised(submission: Path, ruleset: str, capsys: pytest.CaptureFixture[str
     return float(minutes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ruleset", [pytest.param(name, marks=[] if name == "6.1.0" else pytest.mark.slow) for name in RULESETS]
 )
@@ -91,6 +92,7 @@ def test_ten_runs_score_and_pack_as_mlperf_does(run: Path, ruleset: str, capsys:
     assert summarised(run.parent / "package/example", ruleset, capsys) == pytest.approx(scored.official_minutes)
 
 
+@pytest.mark.long
 def test_runs_that_converge_faster_than_the_reference_allows_have_no_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

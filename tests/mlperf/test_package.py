@@ -152,6 +152,7 @@ def test_a_run_of_ours_describes_its_system_and_its_commands(make_run: MakeRun) 
     assert (manual / "run_0/plan.json").read_bytes() == (run / "plan.json").read_bytes()
 
 
+@pytest.mark.long
 def test_nodes_that_differ_are_refused_until_the_user_describes_them(make_run: MakeRun) -> None:
     run = make_run()
     (run / "facts").mkdir()
@@ -166,6 +167,7 @@ def test_nodes_that_differ_are_refused_until_the_user_describes_them(make_run: M
     assert package.pack(request(run)).findings == ()
 
 
+@pytest.mark.long
 def test_one_failed_run_counts_as_the_slowest(make_run: MakeRun) -> None:
     packed = package.pack(request(make_run(last={"status": "aborted"})))
     assert packed.passed
@@ -381,6 +383,7 @@ def test_log_that_stops_the_checkers_is_reported(make_run: MakeRun) -> None:
         package.pack(request(run, force=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_crash_leaves_no_partial_package(
     make_run: MakeRun, tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -419,6 +422,7 @@ def test_full_disk_leaves_no_partial_package(make_run: MakeRun, tmp_path: Path, 
     assert number > 12 and {"TODO.md", "checkers.txt"} <= contents(wanted.folder).keys()
 
 
+@pytest.mark.long
 def test_a_damaged_description_fails_the_official_checker(make_run: MakeRun) -> None:
     """It requires exactly the fields that we write, as text: a number stops it."""
     run = make_run(logs=1, submission_division="open")

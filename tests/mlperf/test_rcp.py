@@ -71,6 +71,7 @@ def test_there_is_no_reference_beyond_the_points(benchmark: str, gbs: int, rules
     assert rcp_record(benchmark, gbs, ruleset) is None
 
 
+@pytest.mark.long
 def test_the_reference_check_leaves_the_folder_alone(written_log: MakeLog, tmp_path: Path) -> None:
     """The official checker writes or deletes scaling.json next to the logs."""
     logs = [written_log(name=f"log {number}", evals=AT_3072) for number in range(10)]

@@ -94,6 +94,7 @@ def test_prefixes_of_srun_and_terminals_are_ignored(written_log: MakeLog, patter
     assert severities(damage(written_log(), pattern, replacement)) == {}
 
 
+@pytest.mark.long
 def test_every_cut_of_a_log_is_invalid_and_has_no_minutes(written_log: MakeLog, tmp_path: Path) -> None:
     data = written_log().read_bytes().rstrip()
     for end in range(0, len(data), 97):

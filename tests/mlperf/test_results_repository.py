@@ -77,6 +77,7 @@ def run(*words: str) -> int:
     return ended.value.code
 
 
+@pytest.mark.long
 def test_a_system_is_scored_from_its_logs_and_described_by_its_description(repository: Path, kept_logs: Path) -> None:
     """The name of the system says five or nine nodes; its description says two."""
     read, scored = entry(repository), score(kept_logs)
@@ -90,6 +91,7 @@ def test_a_system_is_scored_from_its_logs_and_described_by_its_description(repos
     assert read.tokens_s_gpu == pytest.approx(32 * 8192 / 2.045 / 16, rel=1e-4)
 
 
+@pytest.mark.long
 def test_differences_between_logs_and_other_files_are_noted(repository: Path) -> None:
     logs = repository / "Example/results/5xBox_n9/llama31_8b"
     (logs / "scaling.json").write_text('{"scaling_factor": 1.25}')
@@ -103,6 +105,7 @@ def test_differences_between_logs_and_other_files_are_noted(repository: Path) ->
     assert len(entry(repository).notes) == 1
 
 
+@pytest.mark.long
 def test_a_set_without_a_score_is_kept_with_its_reason(repository: Path) -> None:
     logs = repository / "Example/results/5xBox_n9/llama31_8b"
     for name in ("result_3.txt", "result_4.txt"):
@@ -117,6 +120,7 @@ def test_a_set_without_a_score_is_kept_with_its_reason(repository: Path) -> None
     assert run(str(repository)) == 1
 
 
+@pytest.mark.long
 def test_a_written_table_is_used_by_reports_and_forecasts(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = reference("llama31_8b", 32)
     assert before is not None and before.prior is not None
@@ -159,6 +163,7 @@ def test_a_system_of_a_written_table_is_counted_once(repository: Path) -> None:
     assert sorted(map(str, after)) == sorted(map(str, before))
 
 
+@pytest.mark.long
 def test_a_score_is_compared_with_published_ones_on_as_many_gpus(kept_logs: Path) -> None:
     """Round v5.1 has four systems with 16 GPUs: 51.827, 59.561, 60.811 and 61.380 minutes."""
     scored = replace(score(kept_logs), num_gpus=16)

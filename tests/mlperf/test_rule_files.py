@@ -291,6 +291,7 @@ IN_GATE = {("dlrmv4", "6.1.0"), ("qwen35_397b_grpo", "6.1.0"), ("deepseekv3_671b
 """Those with the most rules."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("benchmark", "ruleset"), [pytest.param(*each, marks=[] if each in IN_GATE else pytest.mark.slow) for each in RULES]
 )
@@ -365,6 +366,7 @@ def evaluations_until(benchmark: str, samples: int, run: int) -> list[tuple[int,
     return [*((at, before - better * 1.7e-6 * run) for at in places), (samples, last + better * 1.3e-6 * run)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("benchmark", "ruleset", "num_runs"),
     [

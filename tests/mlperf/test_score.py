@@ -76,6 +76,7 @@ def rules(scored: Score) -> set[str]:
     return {finding.rule for finding in scored.findings}
 
 
+@pytest.mark.long
 def test_ten_runs_are_a_score(runs: MakeRuns) -> None:
     """Runs of 20 to 29 minutes; those of 20 and 29 do not count."""
     scored = score(runs(changes={9: {"evals": (*AT_3072[:-1], 0.93, 0.92)}}))
@@ -94,11 +95,13 @@ def test_ten_runs_are_a_score(runs: MakeRuns) -> None:
     assert scored.interval_minutes[0] < scored.official_minutes < scored.interval_minutes[1]
 
 
+@pytest.mark.long
 def test_slower_convergence_than_the_reference_is_not_scaled(runs: MakeRuns) -> None:
     scored = score(runs(evals=(*AT_3072[:-1], 0.93, 0.92)))
     assert (scored.rcp_factor, scored.official_minutes) == (1, pytest.approx(24.5))
 
 
+@pytest.mark.long
 def test_one_failed_run_counts_as_the_slowest(runs: MakeRuns) -> None:
     """The official compliance checker passes an aborted run; the RCP checker does not."""
     scored = score(runs(changes={0: {"status": "aborted"}}))
@@ -115,6 +118,7 @@ def test_one_failed_run_counts_as_the_slowest(runs: MakeRuns) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns) -> None:
     """Ruleset 6.1.0 requires a key that our checks do not."""
     folder = runs(changes={4: {"micro_batch_size": None}})
@@ -128,6 +132,7 @@ def test_a_run_that_only_the_official_checker_rejects_has_failed(runs: MakeRuns)
     assert score(folder, ruleset="5.1.0").num_failed == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "broken"),
     [
@@ -153,6 +158,7 @@ def test_broken_rules_of_a_set(runs: MakeRuns, options: dict[str, Any], broken: 
 PRECISE = tuple(value + 1.23456e-6 for value in (*AT_3072[:-1], 0.92))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("evals", "copies", "reported"),
     [(PRECISE, (), TEN), (AT_3072, (3, 7), (3, 7)), (AT_3072, (), ())],
@@ -172,6 +178,7 @@ def test_copies_of_one_run_under_other_seeds_are_no_score(
         assert finding.what == f"{names} have the same evaluations: they are copies of one run"
 
 
+@pytest.mark.long
 def test_runs_on_different_rows_are_no_score(runs: MakeRuns, tmp_path: Path) -> None:
     """Whether or not a log is bound to an attempt; logs without checksums are not compared."""
     other = {"after": {"input_sha256": "e" * 64}}
@@ -188,6 +195,7 @@ def test_runs_on_different_rows_are_no_score(runs: MakeRuns, tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.long
 def test_two_platform_names_are_a_warning(runs: MakeRuns) -> None:
     """A published set of ten H100 runs, one of which calls itself A100, has an official score."""
     scored = score(runs(changes={7: {"submission_platform": "another"}}))
@@ -208,6 +216,7 @@ def test_fully_checked_benchmark_needs_a_seed_of_every_run(runs: MakeRuns, bench
     assert problems == [(severity, "these logs have no valid seed: result_0.txt, result_1.txt")]
 
 
+@pytest.mark.long
 def test_too_fast_convergence_is_reported_with_its_limit(runs: MakeRuns) -> None:
     scored = score(runs(evals=AT_3072[-3:]))
     assert "2,304.0, below the limit 2,960.6" in scored.findings[0].what
@@ -229,6 +238,7 @@ def test_fewer_runs_have_a_mean_from_three_on(runs: MakeRuns, number: int, olymp
     assert olympic is None or f"this limit is for 10 runs, but there are {number}" in scored.rcp.message
 
 
+@pytest.mark.long
 def test_a_log_that_was_appended_to_has_failed(runs: MakeRuns) -> None:
     folder = runs()
     log = folder / "result_3.txt"
@@ -287,6 +297,7 @@ def test_seeds_are_judged_as_by_the_package_checker(
     assert ("SCO-03" in rules(score(folder))) is not official_seeds(folder)
 
 
+@pytest.mark.long
 def test_the_interval_narrows_with_the_runs(runs: MakeRuns) -> None:
     folder = runs()
     wide = score(folder).interval_minutes
@@ -297,6 +308,7 @@ def test_the_interval_narrows_with_the_runs(runs: MakeRuns) -> None:
     assert alike.interval_minutes == (pytest.approx(alike.official_minutes),) * 2
 
 
+@pytest.mark.long
 def test_interval_contains_nine_of_ten_resamples(runs: MakeRuns) -> None:
     """Compared with numpy's resamples of the same minutes; all runs need equally many samples."""
     scored = score(runs())
@@ -306,6 +318,7 @@ def test_interval_contains_nine_of_ten_resamples(runs: MakeRuns) -> None:
     assert scored.interval_minutes == (pytest.approx(low, abs=0.12), pytest.approx(high, abs=0.12))
 
 
+@pytest.mark.long
 def test_every_resample_has_its_own_factor(runs: MakeRuns) -> None:
     """Five runs of 2,688 samples and five of 3,456, all of 24 minutes: only the factor changes, never below 1."""
     folder = runs(changes={number: {"evals": AT_3072[1:]} for number in range(5)}, evals=(*AT_3072[:-1], 0.93, 0.92))
@@ -319,6 +332,7 @@ def test_every_resample_has_its_own_factor(runs: MakeRuns) -> None:
     assert scored.interval_minutes == (pytest.approx(low), pytest.approx(high, abs=0.35))
 
 
+@pytest.mark.long
 def test_table_shows_unverified_hardware_and_runs(runs: MakeRuns, capsys: pytest.CaptureFixture[str]) -> None:
     folder = runs(changes={0: {"status": "aborted"}}, submission_platform="evil\x1b[2J")
     for sheet in score_sheets(score(folder)):
@@ -329,6 +343,7 @@ def test_table_shows_unverified_hardware_and_runs(runs: MakeRuns, capsys: pytest
     assert "not counted: result_0.txt failed and counts as the slowest: LOG-05" in " ".join(text.split())
 
 
+@pytest.mark.long
 def test_the_verb_prints_one_strict_object_and_exits_by_validity(
     runs: MakeRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def simulation() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "experiments" / "find_slow.py"))
 
 
+@pytest.mark.long
 def test_the_slow_part_of_simulated_clusters_is_named(simulation: dict[str, Any]) -> None:
     """`make find-slow` draws 1,000 clusters of up to 512 nodes by a new seed; these 60 are always the same."""
     outcomes: Counter[str] = Counter()

@@ -43,6 +43,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{field.name: values(hints[field.name]) for field in dataclasses.fields(kind)})
 
 
+@pytest.mark.long
 @given(values(RankFacts), values(Health))
 def test_facts_are_read_back_as_written(tmp_path_factory: pytest.TempPathFactory, rank: RankFacts, health: Health):
     folder = tmp_path_factory.mktemp("run")

@@ -31,6 +31,7 @@ def every_call_takes(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(rates, "_median_s", median_s)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize(("ranks", "busbw_gbs"), [(None, 0.403), ([0, 1], 0.268)])
 def test_bus_bandwidth_is_that_of_nccl_tests(

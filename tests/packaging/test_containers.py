@@ -101,6 +101,7 @@ def test_the_build_context_has_only_committed_files(tmp_path: Path) -> None:
     assert subprocess.run([build[0], "all"], capture_output=True).returncode == 2
 
 
+@pytest.mark.long
 def test_a_server_image_is_based_on_the_one_in_its_config(tmp_path: Path) -> None:
     tree, engine = tmp_path / "tree", tmp_path / "engine"
     for folder in ("containers", "conf/server"):

@@ -143,6 +143,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
+@pytest.mark.long
 def test_the_recipes_of_contributing_make_a_cluster_and_a_task(site: Path) -> None:
     plan = bench.plan(["task=lora70b_short", "cluster=mine"], config_dir=site)
     assert (plan.name, plan.world.num_ranks, plan.max_steps) == ("lora70b_short-mine", 32, 200)

@@ -30,6 +30,7 @@ def test_what_runs_before_the_check_parses_on_python_3_8(name: str) -> None:
     ast.parse((ROOT / "bench" / f"{name}.py").read_text(), feature_version=(3, 8))
 
 
+@pytest.mark.long
 def test_the_check_knows_what_an_installation_has() -> None:
     oldest = ".".join(map(str, installed.OLDEST))
     assert PROJECT["requires-python"] == f">={oldest}"

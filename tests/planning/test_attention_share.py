@@ -72,6 +72,7 @@ def test_unknown_lengths_are_an_upper_bound() -> None:
     assert "FLOPs are an upper bound" in dict(report.plan_rows(plan))["document mask"]
 
 
+@pytest.mark.long
 def test_rows_bound_by_the_host_get_no_cuda_graph() -> None:
     small = ("task=pretrain_gpt3_126m", "cluster=dgxh200", "cluster.ranks_per_node=1", "recipe.micro_batch_size=1")
     whole = planned(*small, "model.weights=random", "data.packing=true")
@@ -101,6 +102,7 @@ def test_refused(what: str) -> None:
         planned("task=pretrain_tiny", *REFUSED[what])
 
 
+@pytest.mark.long
 def test_the_planner_chooses_no_context_parallelism() -> None:
     from bench.planning import layouts
 

@@ -67,6 +67,7 @@ def _times(plan: TrainingPlan) -> dict[str, float]:
     }
 
 
+@pytest.mark.long
 def test_the_rates_come_back_from_the_times_that_they_give() -> None:
     plans, skipped = calibrate._plans()
     assert not skipped
@@ -91,6 +92,7 @@ def test_no_point_has_the_size_of_a_shipped_model() -> None:
     assert not shipped & {point.hidden_size for point in calibration.POINTS if not point.name.startswith("launch")}
 
 
+@pytest.mark.long
 def test_a_written_file_is_used_by_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, _ = calibrate._plans()
     measured = {
@@ -108,6 +110,7 @@ def test_a_written_file_is_used_by_the_next_plan(monkeypatch: pytest.MonkeyPatch
     assert plan.cost.step_s > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("link_error", [None, "ncclSystemError: no path"])
 def test_the_measured_one_of_several_gpus_is_named(link_error: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is measured, and named; without rates of links, only plans for one GPU have an estimate."""
@@ -166,12 +169,14 @@ def test_kernels_are_sorted_by_their_names() -> None:
     assert seconds == {"gemm": 3.0, "attention_forward": 3.0, "attention_backward": 4.0, "elementwise": 11.0}
 
 
+@pytest.mark.long
 def test_plans_of_the_sweep_are_read_by_a_job() -> None:
     plans, _ = calibrate._plans()
     for plan in plans.values():
         assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
+@pytest.mark.long
 def test_models_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml(("NVIDIA L4", 22.5, (8, 9))))
     plans, skipped = calibrate._plans()

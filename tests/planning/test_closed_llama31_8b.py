@@ -62,6 +62,7 @@ def rule_files(ruleset: str) -> dict[str, Any]:
     return {rule["KEY"]["NAME"]: rule["KEY"] for file in files for rule in yaml.safe_load(file.read_text())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ruleset", RULESETS)
 def test_learning_rate_and_warm_up_are_those_of_the_reference_points(ruleset: str) -> None:
     points = json.loads((REFERENCE / f"training_{ruleset}/rcps_llama31_8b.json").read_text()).values()
@@ -73,6 +74,7 @@ def test_learning_rate_and_warm_up_are_those_of_the_reference_points(ruleset: st
         assert recipe.lr_warmup_steps == hyper["opt_learning_rate_warmup_samples"] // point["BS"]
 
 
+@pytest.mark.long
 def test_own_learning_rate_and_warm_up_replace_the_reference() -> None:
     recipe = planned("recipe.global_batch_size=48", "recipe.lr=6e-4", "recipe.lr_warmup_steps=100").recipe
     assert (recipe.lr, recipe.lr_warmup_steps, recipe.reference_points) == (6e-4, 100, None)
@@ -87,6 +89,7 @@ def test_a_batch_size_without_reference_point_needs_both_values() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("cluster", ["dgxh200", "dgx2"])
 def test_defaults_are_of_the_closed_division(cluster: str, size: int) -> None:
@@ -104,6 +107,7 @@ def test_every_key_of_the_rule_files_is_a_setting_or_derived(ruleset: str) -> No
     assert set(rule_files(ruleset)) == WRONG.keys() | NO_SETTING.keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("override", [*WRONG.values(), *BEYOND_THE_RULE_FILES])
 def test_preflight_refuses_other_values_than_the_rules(override: str) -> None:
     plan = planned(override)
@@ -128,6 +132,7 @@ def test_adapters_are_not_the_whole_model() -> None:
     assert closed_division.deviations(changed) == ["task.training.trains is lora, but the rules require all"]
 
 
+@pytest.mark.long
 def test_open_division_is_a_choice() -> None:
     chosen = planned("task.division=open", "recipe.clip_grad=0.3")
     assert chosen.submission.division == "open"

@@ -43,6 +43,7 @@ def test_cached_composition_equals_hydras() -> None:
         assert compose.for_run(words)[1] == alone, words
 
 
+@pytest.mark.long
 def test_the_run_folder_is_independent_of_the_task() -> None:
     """Any cluster can be chosen for any task; the tests themselves put their configs together in this way."""
     for path in compose.CONF.glob("*/*.yaml"):
@@ -55,6 +56,7 @@ def test_the_run_folder_is_independent_of_the_task() -> None:
             assert all((key in ("cluster", "container")) == is_place for key in content), path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("override", ["seed_base=1,2", "parallel.tpp=1", "task=nothing", "recipe.lr=fast", "trials=[1"])
 def test_errors_are_the_same_with_and_without_the_cache(override: str) -> None:
     with pytest.raises(ConfigError) as first:
@@ -64,6 +66,7 @@ def test_errors_are_the_same_with_and_without_the_cache(override: str) -> None:
     assert str(kept.value) == str(first.value)
 
 
+@pytest.mark.long
 def test_a_changed_config_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "CONF", Path(shutil.copytree(compose.CONF, tmp_path / "conf")))
     assert "precision: fp32" in compose.for_run([])[1]
@@ -74,6 +77,7 @@ def test_a_changed_config_file_is_read_again(tmp_path: Path, monkeypatch: pytest
     assert "precision: bf16" in compose.for_run([])[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "override",
     [

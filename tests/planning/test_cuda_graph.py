@@ -35,6 +35,7 @@ def test_a_cuda_graph_is_chosen_if_the_gpu_waits_for_the_host(overrides: tuple[s
         assert plan.cost.step_s == pytest.approx(sum(parts), abs=1e-8)
 
 
+@pytest.mark.long
 def test_a_cuda_graph_is_chosen_for_a_4_bit_base_but_not_on_a_cpu() -> None:
     assert planned("qlora_7b").cuda_graph
     assert not compose.compose(["task=lora_tiny", "cluster=local"]).cuda_graph

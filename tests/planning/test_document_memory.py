@@ -78,6 +78,7 @@ def test_the_plan_refuses_exactly_what_ran_out_of_memory(table: int, gpu: str) -
     assert differing == {known for known in FITS_IN_THE_DOCUMENT_ONLY if known[0] == gpu and table == 3}
 
 
+@pytest.mark.long
 def test_megatrons_rows_fit_with_a_sharded_optimizer_as_table_2_has_them() -> None:
     """49.1 GB of one row; 24 GB cards do not hold it. For 32 rows the table has 6.5 GB more, and activations of 31 rows
     of 7B are 30 GB, so that it must have summed the gradients of smaller batches."""
@@ -86,6 +87,7 @@ def test_megatrons_rows_fit_with_a_sharded_optimizer_as_table_2_has_them() -> No
     assert not fits("pretrain_7b", "rtx4090", recompute=False, sharded=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu", ["a100", "a100_40gb", "a800", "rtx3090"])
 def test_fp8_is_refused_on_a_gpu_without_it(gpu: str) -> None:
     with pytest.raises(ConfigError, match=r"precision is fp8, but NVIDIA .* does not support FP8") as refused:

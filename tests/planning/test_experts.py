@@ -42,6 +42,7 @@ the embedding, 201088 x 2880.
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHIPPED)
 def test_parameters_are_those_of_transformers(name: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -74,6 +75,7 @@ def test_operations_count_the_experts_of_a_token_and_the_router() -> None:
     assert flops.tflop_per_sample(model, None, seq_length=4096) == pytest.approx(per_token * 4096 / 1e12, rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_rank_holds_its_experts_and_states_of_all_ranks_together() -> None:
     """With ep 8 an eighth of Mixtral's experts; dp ranks share the optimizer's states of all experts in any case."""
     config = compose.unplanned([*PRETRAIN, "model=mixtral_8x7b"])
@@ -156,6 +158,7 @@ def test_quantised_weights_are_refused_but_those_of_gpt_oss(tmp_path: Path) -> N
     families.check(values, model, where=str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_server_of_gpt_oss_is_planned() -> None:
     """The server has its own layers, whatever the engine."""
     plan = compose.compose(["task=serve_7b", "model=gpt_oss_20b", "model.weights=random", "cluster=dgxh200"])

@@ -38,6 +38,7 @@ def test_the_document_has_7750_tokens_assigned_longest_first() -> None:
     assert plan.commands[-1].argv == ["python", "-m", "jobs.tasks.generate", "plan.json", "--trial", "0"]
 
 
+@pytest.mark.long
 def test_memory_is_that_of_weights_and_kv_cache() -> None:
     """Llama-2-7B has 6,738,415,616 weights, Llama-3.1-8B 8,030,261,248; keys and values of a token, in BF16, take
     2 x 32 layers x 32 heads x 128 x 2 bytes = 524,288, and 131,072 with the 8 heads of 8B."""
@@ -51,6 +52,7 @@ def test_memory_is_that_of_weights_and_kv_cache() -> None:
     assert alone.memory.kv_cache_gib == pytest.approx(256 * 524_288 / 2**30)
 
 
+@pytest.mark.long
 def test_a_4_bit_base_keeps_embedding_and_head_in_bf16() -> None:
     plan = one_gpu("task=generate_70b", "task.generation.nf4=true")
     linears, others = 80 * 855_638_016, 2 * 32_000 * 8192 + 161 * 8192

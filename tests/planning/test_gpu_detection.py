@@ -27,6 +27,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, *gpus: tuple[str, float, tuple[int
     monkeypatch.setitem(sys.modules, "pynvml", nvml(*gpus))
 
 
+@pytest.mark.long
 def test_a_machine_with_gpus_needs_no_other_word(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, *[H200] * 8)
     plan, config_yaml = for_run(["task=lora_tiny"])
@@ -44,6 +45,7 @@ def test_the_base_task_runs_on_the_same_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert plan.base is not None and plan.base.config.cluster == plan.config.cluster
 
 
+@pytest.mark.long
 def test_the_users_words_win(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, *[H200] * 8)
     few = compose(["task=lora_tiny", "cluster.ranks_per_node=2", "gpu@cluster.gpu=h100"]).config.cluster
@@ -52,6 +54,7 @@ def test_the_users_words_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (on_cpu.device, on_cpu.ranks_per_node, on_cpu.gpu, on_cpu.detected_gpus) == (Device.cpu, 2, None, None)
 
 
+@pytest.mark.long
 def test_a_gpu_without_a_file_has_its_memory_and_no_step_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, UNKNOWN)
     plan: Any = compose(["task=lora_7b", "model.weights=random", "precision=fp8"])
@@ -66,6 +69,7 @@ def test_a_found_gpu_without_fp8_refuses_it(monkeypatch: pytest.MonkeyPatch) -> 
         compose(["task=lora_7b", "model.weights=random", "precision=fp8"])
 
 
+@pytest.mark.long
 def test_the_users_file_of_a_gpu_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, L40S)
     assert compose(["task=lora_tiny"]).config.cluster.gpu.name == "NVIDIA L40S 48GB"  # type: ignore[union-attr]

@@ -145,6 +145,7 @@ def test_unsupported_settings_are_refused(name: str) -> None:
     assert where in refused.value.where and what in refused.value.what and refused.value.fix
 
 
+@pytest.mark.long
 def test_supported_settings_are_accepted() -> None:
     for words in (
         deepspeed(3, f"{BLOCK}.offload_parameters=true", f"{BLOCK}.offload_optimizer=true"),
@@ -159,6 +160,7 @@ def test_supported_settings_are_accepted() -> None:
         make_plan.check(config_of([HUGGINGFACE, *words]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["megatron", "nemo"])
 def test_separate_matrices_a_need_engine_huggingface(engine: str) -> None:
     words = [f"engine={engine}", "task=lora_7b", "cluster=dgxh200", "task.training.lora.shared_a=false"]
@@ -167,6 +169,7 @@ def test_separate_matrices_a_need_engine_huggingface(engine: str) -> None:
     assert refused.value.where == "task.training.lora.shared_a, engine"
 
 
+@pytest.mark.long
 def test_a_70b_base_in_4_bits_is_planned_on_two_nodes_with_fsdp2() -> None:
     """The first document's own hardware: two nodes of eight H100 with 80 GB."""
     plan = planned("task=qlora_70b", "cluster=dgx2", "model.weights=random", f"{BLOCK}.strategy=fsdp2")
@@ -175,6 +178,7 @@ def test_a_70b_base_in_4_bits_is_planned_on_two_nodes_with_fsdp2() -> None:
     assert plan.memory.base_weights_gib < one.memory.base_weights_gib / 10
 
 
+@pytest.mark.long
 def test_closed_division_needs_engine_megatron() -> None:
     with pytest.raises(ConfigError, match="closed division"):
         make_plan.check(config_of([HUGGINGFACE, "task=lora70b", "cluster=dgxh200", "precision=bf16"]))
@@ -204,6 +208,7 @@ def test_all_ranks_are_data_parallel_and_step_time_is_not_estimated() -> None:
     assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
+@pytest.mark.long
 def test_without_step_times_a_micro_batch_without_recomputation_is_preferred() -> None:
     plan = planned("task=pretrain_7b", *EIGHT, "model.weights=random", f"{BLOCK}.strategy=fsdp2")
     larger = planned(
@@ -219,6 +224,7 @@ def test_the_engines_activation_checkpointing_overrides_the_recipe() -> None:
     assert not planned(*words, f"{BLOCK}.activation_checkpointing=false").recompute.full
 
 
+@pytest.mark.long
 def test_the_gpus_of_one_process_are_requested_and_counted() -> None:
     words = ["task=finetune_7b_dolly", f"{BLOCK}.strategy=balanced", f"{BLOCK}.num_gpus=8", "model.weights=random"]
     plan = planned(*words, "cluster=dgxh200", "cluster.ranks_per_node=1")
@@ -251,6 +257,7 @@ DOCUMENT_8B: dict[str, Any] = {  # as the document prints it
 PUBMEDQA = ["task=finetune_8b_pubmedqa", *EIGHT, "model.weights=random", "recipe.moments=fp32"]
 
 
+@pytest.mark.long
 def test_deepspeed_gets_the_document_s_file_without_auto() -> None:
     plan = planned(
         *PUBMEDQA,
@@ -280,6 +287,7 @@ def test_pure_bf16_is_deepspeed_s_bf16_master_weights_and_states(stage: int) -> 
     assert ours is not None and ours["bf16"] == {"enabled": True}
 
 
+@pytest.mark.long
 def test_auto_sizes_follow_the_hidden_size_as_in_transformers() -> None:
     """transformers 5.23, integrations/deepspeed.py: h * h, 0.9 h * h and 10 h."""
     words = ["task=finetune_70b_pubmedqa", *EIGHT, "model.weights=random", "recipe.moments=fp32"]
@@ -333,6 +341,7 @@ def test_an_unreadable_deepspeed_file_is_refused(content: str | None, what: str,
         planned(*PUBMEDQA, *deepspeed(3, f"{BLOCK}.deepspeed_json={path}"), "recipe.micro_batch_size=24")
 
 
+@pytest.mark.long
 def test_the_plan_shows_the_engine_settings() -> None:
     from bench.console import plan as sheets
 

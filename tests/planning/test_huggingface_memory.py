@@ -203,6 +203,7 @@ def test_gradients_are_sharded_from_stage_2_on() -> None:
     assert [one.gradients_gib * 2**30 / T for one in estimate] == pytest.approx([2, 2, 2 / 8, 2 / 8])
 
 
+@pytest.mark.long
 def test_hybrid_shards_over_the_ranks_of_a_node() -> None:
     words = ["task=pretrain_7b", "cluster=dgx2", "recipe.global_batch_size=16", f"{BLOCK}.strategy=fsdp2_hybrid"]
     config = config_of([*words, "model.weights=random", *BATCH, "data=rows_350"])
@@ -231,6 +232,7 @@ def test_gradient_accumulation_with_fsdp2_keeps_unsharded_gradients() -> None:
     assert twice.total_gib - once.total_gib == pytest.approx(2 * T / 2**30, rel=0.15)
 
 
+@pytest.mark.long
 def test_a_4_bit_base_needs_as_much_as_in_the_qlora_paper() -> None:
     """4 + 8/64 + 32/(64 * 256) bits for each weight of a linear; embeddings, head and norms stay in BF16."""
     linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
@@ -250,6 +252,7 @@ def test_scales_of_a_sharded_4_bit_base_are_on_every_rank(name: str) -> None:
     assert estimate.base_weights_gib == pytest.approx((sharded / 8 + whole) / 2**30)
 
 
+@pytest.mark.long
 def test_layers_in_4_bits_are_gathered_in_4_bits() -> None:
     """FSDP2 has three layers gathered. ZeRO 3 has all eight layers: a BF16 element has four of the weights."""
     layer = 4 * 4096**2 + 3 * 4096 * 11008

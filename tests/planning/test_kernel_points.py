@@ -26,6 +26,7 @@ def by_name(*overrides: str) -> dict[str, Point]:
     return by_point
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", FULL)
 def test_every_task_is_planned_for_a_node_and_its_plan_round_trips(task: str) -> None:
     plan = planned(f"task={task}", "cluster=dgxh200")
@@ -53,6 +54,7 @@ def test_the_work_of_a_point_follows_the_usual_definitions() -> None:
     assert by_point["reduce of 4 ranks 1 MiB"].work == mib
 
 
+@pytest.mark.long
 def test_attention_and_gemms_have_the_sizes_of_the_published_tables() -> None:
     """Rows of 350 tokens have 350 x 351 / 2 scores; M grows from 4,096, or from 4,109, to 16,384 in steps of 512."""
     attention = by_name("task=attention", "cluster=dgx1", "gpu@cluster.gpu=a800")
@@ -70,6 +72,7 @@ def test_attention_and_gemms_have_the_sizes_of_the_published_tables() -> None:
     assert {point.sizes[0] for point in by_name("task=attention", "cluster=dgx1", *only).values()} == {3}
 
 
+@pytest.mark.long
 def test_gemms_of_the_model_have_the_shapes_of_one_rank() -> None:
     """Llama-2-70B: hidden 8,192, FFN 28,672, 8 of 64 heads for keys; tp 2 halves outputs, then inputs."""
     given = ("model=llama2_70b", "parallel.tp=2")
@@ -104,6 +107,7 @@ def test_limits_are_for_gpus_in_conf() -> None:
     assert kernels is not None and {limits.gpu for limits in kernels.limits} <= known
 
 
+@pytest.mark.long
 def test_default_precisions_follow_the_device() -> None:
     old = by_name("task=gemm", "cluster=dgx1", "gpu@cluster.gpu=a100")
     assert {point.variant for point in old.values()} == {"bf16"}

@@ -171,6 +171,7 @@ def test_the_table_lists_them_all_with_what_fits_first() -> None:
     assert {(row[cpu.columns.index("fits")], row[cpu.columns.index("step (s)")]) for row in cpu.rows} == {("", "")}
 
 
+@pytest.mark.long
 def test_planning_again_from_the_config_gives_the_same_plan() -> None:
     plan = compose.compose(["task=lora70b", "cluster=dgx8"])
     assert make_plan.make(plan.config) == plan == plan_kinds.loads(plan_kinds.dumps(plan))

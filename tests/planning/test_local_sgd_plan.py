@@ -23,6 +23,7 @@ def planned(*overrides: str) -> TrainingPlan:
     return plan_kinds.required(compose.compose(list(overrides)), plan_kinds.TrainingPlan)
 
 
+@pytest.mark.long
 def test_each_group_has_its_own_layout_and_a_share_of_the_batch() -> None:
     plan = planned("task=pretrain_7b_local_sgd", "cluster=dgx2", TEN_GBIT)
     assert (plan.world.groups, plan.world.num_ranks, plan.world.dp * plan.world.tp * plan.world.pp) == (2, 16, 8)
@@ -70,6 +71,7 @@ def test_the_plan_shows_efficiency_and_break_even_or_the_missing_input() -> None
     assert unknown == "not estimated: a step time (recipe.local_sgd.step_time_s) is not set"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("through", [(), ("hydra.verbose=false",)])
 @pytest.mark.parametrize("given", [("every_steps=10", "compress=int8"), ("={every_steps: 10, compress: int8}",)])
 def test_any_training_task_can_use_local_sgd(given: tuple[str, ...], through: tuple[str, ...]) -> None:

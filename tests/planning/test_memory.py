@@ -294,6 +294,7 @@ def test_no_stage_needs_more_than_the_estimate(config: Config, dp: int) -> None:
     assert memory.estimate(config, world, recomputed).total_gib == max(needed)
 
 
+@pytest.mark.long
 @given(config=configs(), dp=sizes)
 def test_full_recompute_never_stores_more(config: Config, dp: int) -> None:
     full = estimate(with_recompute(config, Recompute.full), dp=dp)

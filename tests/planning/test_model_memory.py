@@ -14,6 +14,7 @@ from bench.planning.estimates.model_memory import WAYS, Way, counted, planned, s
 GOLDEN = Path(__file__).parent / "plan_memory.txt"
 
 
+@pytest.mark.long
 def test_the_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         cli.main(["plan", "--memory"])

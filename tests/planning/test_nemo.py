@@ -22,6 +22,7 @@ def planned(*overrides: str) -> Plan:
     return compose.compose([*NEMO, *overrides])
 
 
+@pytest.mark.long
 def test_trials_run_in_nemos_environment_and_other_commands_in_ours() -> None:
     plan = planned("task=lora_tiny", "cluster=local")
     prepare, trial = plan.commands
@@ -32,14 +33,17 @@ def test_trials_run_in_nemos_environment_and_other_commands_in_ours() -> None:
     assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
+@pytest.mark.long
 def test_in_a_container_the_images_interpreter_runs_everything() -> None:
     assert {command.argv[0] for command in planned(*GPT, "container=pyxis").commands} == {"python"}
 
 
+@pytest.mark.long
 def test_kernels_do_not_depend_on_nemo() -> None:
     assert planned("task=gemm", "cluster=dgx1").commands[-1].argv[:3] == ["python", "-m", "jobs.tasks.kernels"]
 
 
+@pytest.mark.long
 def test_null_settings_are_chosen_within_nemos_limits() -> None:
     plan = planned("task=pretrain_7b", "cluster=dgx1", "parallel.tp=8")
     assert isinstance(plan, TrainingPlan)

@@ -62,6 +62,7 @@ def test_ranks_on_cpus_see_no_gpu_unless_the_site_says_so(overrides: list[str], 
     assert [each.environment.get("CUDA_VISIBLE_DEVICES") for each in (plan, plan.base)] == [seen, seen]
 
 
+@pytest.mark.long
 @given(
     nodes=st.integers(1, 4),
     per_node=st.sampled_from([1, 2, 4, 8]),
@@ -171,6 +172,7 @@ def test_the_unmodified_benchmark_is_closed_division() -> None:
     assert planned("task=lora70b", "cluster=dgx2", "recipe.lr=5e-4", "parallel.tp=8").submission.division == "closed"
 
 
+@pytest.mark.long
 def test_org_and_platform_mark_runs_that_are_not_submissions() -> None:
     own = ("task=lora_tiny", "task.submittable=true", "walltime=9", "cluster=dgx1")
     for overrides in (own, ("task=lora70b_quick", "cluster=dgx1"), ("task=lora70b", "cluster=dgx1", "model=llama2_7b")):
@@ -283,12 +285,14 @@ def test_a_missing_plan_is_refused(tmp_path: Path) -> None:
         plan_kinds.load(tmp_path / "plan.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_has_a_legal_split_on_eight_gpus(model: str) -> None:
     split = ("cluster=dgxh200", "parallel={tp: 2, sp: true}", "data.seq_length=2048", "precision=bf16")
     assert planned("task=lora70b", f"model={model}", *split).memory.fits
 
 
+@pytest.mark.long
 def test_a_site_adds_its_own_cluster(tmp_path: Path) -> None:
     tmp_path = tmp_path / "a site, with 'odd' (letters)"
     (tmp_path / "cluster").mkdir(parents=True)
@@ -301,6 +305,7 @@ def test_a_site_adds_its_own_cluster(tmp_path: Path) -> None:
         compose.compose([], config_dir=tmp_path / "elsewhere")
 
 
+@pytest.mark.long
 def test_the_base_is_of_the_same_model() -> None:
     both = planned("++model.num_layers=8", "cluster.ranks_per_node=4")
     assert both.base is not None and both.base.config.model == both.config.model

@@ -48,6 +48,7 @@ def test_weights_and_kv_cache_are_those_of_transformers() -> None:
     assert needed.request_gib * GIB == stored, "40 tokens in FP32: 32 of the prompt and 8 of the answer"
 
 
+@pytest.mark.long
 def test_a_70b_model_fits_on_eight_rtx_4090_and_not_on_one() -> None:
     """The document ran it on eight. By hand: 137,953,296,384 bytes of weights, 2 x 80 x 8 x 128 values a token."""
     rtx = ("task=serve_70b", "gpu@cluster.gpu=rtx4090")
@@ -63,6 +64,7 @@ def test_a_70b_model_fits_on_eight_rtx_4090_and_not_on_one() -> None:
         memory(*rtx, "task.serving.server.memory_fraction=0.75")
 
 
+@pytest.mark.long
 def test_concurrent_requests_follow_from_the_loads() -> None:
     seven = "task=serve_7b"
     assert memory(seven, "task.serving.arrivals=[one_by_one]").concurrent == 1

@@ -76,6 +76,7 @@ def test_a_sweep_has_one_load_per_rate_and_the_plan_round_trips_through_json() -
     assert plan_kinds.loads(plan_kinds.dumps(plan)) == plan
 
 
+@pytest.mark.long
 def test_cpu_options_apply_to_their_server_on_cpus_only() -> None:
     cases = (("transformers", True, True), ("transformers", False, False), ("vllm", True, False))
     for server, is_cpu, has_options in cases:
@@ -85,6 +86,7 @@ def test_cpu_options_apply_to_their_server_on_cpus_only() -> None:
         assert ("--cb-num-blocks" in words) is has_options and words[: len(named.server.argv)] == named.server.argv
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", SERVERS)
 def test_every_server_has_a_source_and_a_plan_for_a_gpu_node(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL", "/models/llama")
@@ -97,6 +99,7 @@ def test_every_server_has_a_source_and_a_plan_for_a_gpu_node(server: str, monkey
     assert (server == "transformers") is ("{tp}" not in named.server.argv)
 
 
+@pytest.mark.long
 def test_a_server_uses_tensor_parallelism_within_one_node() -> None:
     wide = ["task=serve_70b", "cluster=dgxh200"]
     assert compose.compose([*wide, "server=vllm"]).world.tp == 8
@@ -108,6 +111,7 @@ def test_a_server_uses_tensor_parallelism_within_one_node() -> None:
             compose.compose([*wide, override])
 
 
+@pytest.mark.long
 def test_tensor_parallelism_divides_the_heads() -> None:
     """Llama-2-13B has 40 heads. Of 8 KV heads, servers copy each for two GPUs if there are 16."""
     wide = ("cluster=dgxh200", "server=vllm", "model.weights=random")
@@ -155,6 +159,7 @@ def test_preflight_reports_a_missing_program_and_model(tmp_path: Path, monkeypat
     assert missing.what == "the folder has no tokenizer.json", "a running server needs nothing else here"
 
 
+@pytest.mark.long
 def test_a_server_without_a_serving_task_is_refused() -> None:
     with pytest.raises(ConfigError):
         compose.compose(["task=lora_tiny", "server=vllm"])

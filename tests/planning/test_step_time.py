@@ -221,6 +221,7 @@ def test_the_launches_of_a_layer_are_those_of_a_profile(name: str, micro_batches
     assert sum(row["launches"] for row in rows) == pytest.approx(layer * passes + ends * micro_batches, rel=0.01)
 
 
+@pytest.mark.long
 def test_a_step_that_waits_for_its_host_takes_what_was_measured() -> None:
     """Also if the forward pass is launched twice: docs/results/2026-11-26-tune.md."""
     rows = json.loads((RESULTS / "2026-11-26-tune" / "lora.json").read_text())
@@ -387,6 +388,7 @@ def test_each_transport_is_at_most_as_fast_as_the_one_before(axes: dict[str, int
 REPLICAS = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
 
 
+@pytest.mark.long
 def test_gradients_over_sockets_by_hand() -> None:
     """16 replicas of 7B exchange gradients once: TCP frames of a slow link, and the limit of one GPU on a fast one."""
     config = composed("task=pretrain_7b", "cluster=dgx2", *REPLICAS, "parallel.overlap=false")
@@ -549,6 +551,7 @@ def test_offloading_waits_if_copies_take_longer_than_layers() -> None:
     assert waits_s[-1] < 2 * 2 * 32 * layer_s - 2 * 0.2, "the rest hides behind the layers"
 
 
+@pytest.mark.long
 def test_a_4_bit_base_is_dequantised_in_both_passes() -> None:
     """0.516 bytes are read and 2 written of each of the layers' weights, twice in each of the 32 micro-batches."""
     four, sixteen = (unplanned(f"task={name}_70b") for name in ("qlora", "lora"))

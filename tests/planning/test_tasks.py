@@ -63,6 +63,7 @@ def test_they_are_from_the_documents() -> None:
     assert {name for name in TASKS if name.startswith("finetune_")} == {f"finetune_{name}" for name in finetuned}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["finetune_70b_dolly", "pretrain_13b"])
 def test_a_task_of_a_document_is_planned_or_refused_for_its_memory(task: str) -> None:
     config = config_of(task)
@@ -108,6 +109,7 @@ def test_summaries_of_tasks_have_no_number_that_a_setting_changes() -> None:
     assert files and [path.name for path in files if re.search(r"summary: .*\d steps", path.read_text())] == []
 
 
+@pytest.mark.long
 def test_every_task_stops_by_steps_or_epochs() -> None:
     for task in TASKS:
         training = config_of(task).training

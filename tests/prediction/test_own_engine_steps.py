@@ -73,6 +73,7 @@ def slower(config: Config, link: str, by: float) -> Config:
     return replace(config, cluster=replace(cluster, environment={**cluster.environment, "NCCL_NET": "Socket"}))
 
 
+@pytest.mark.long
 @given(
     layout=splits(),
     link=st.sampled_from(["nvlink", "network card", "oversubscription", "sockets"]),
@@ -87,6 +88,7 @@ def test_no_step_of_the_engine_is_shorter_over_a_slower_link(
     assert cost(slower(chosen, link, by), world, full=full).step_s >= cost(chosen, world, full=full).step_s
 
 
+@pytest.mark.long
 @given(layout=splits(), nic_gbs=st.floats(0.1, 400))
 @settings(max_examples=in_proportion(200), deadline=None)
 def test_no_step_of_the_engine_is_shorter_on_half_of_the_replicas(layout: tuple[Config, World], nic_gbs: float) -> None:
@@ -110,6 +112,7 @@ def of_task(*overrides: str) -> Config:
     return compose.as_planned(compose.unplanned(["cluster=dgxh200", *overrides]))
 
 
+@pytest.mark.long
 def test_the_settings_of_a_task_fit_and_the_fastest_is_first() -> None:
     ranked = candidates.ranked(of_task("task=lora70b", "precision=fp8"))
     steps = [one.step_ms for one in ranked if one.step_ms is not None]
@@ -121,6 +124,7 @@ def test_the_settings_of_a_task_fit_and_the_fastest_is_first() -> None:
     assert {"recipe.cuda_graph=true", "recipe.recompute=full", "parallel.vpp=8", "parallel.cp=8"} <= varied
 
 
+@pytest.mark.long
 def test_the_choice_of_the_plan_is_among_the_settings() -> None:
     """The plan searches fewer settings, by the same estimates."""
     config_of = of_task("task=pretrain_7b", "precision=bf16")

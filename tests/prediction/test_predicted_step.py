@@ -45,6 +45,7 @@ def layouts(draw: Any) -> Layout:
     )
 
 
+@pytest.mark.long
 @given(
     work=st.sampled_from(list(WORKS.values())),
     layout=layouts(),
@@ -59,6 +60,7 @@ def test_no_step_is_shorter_over_a_slower_link(work: Work, layout: Layout, link:
     assert slow_s >= step.predict(work, layout).step_s * (1 - 1e-12)
 
 
+@pytest.mark.long
 @given(work=st.sampled_from(list(WORKS.values())), layout=layouts(), nic_gbs=st.floats(1, 400))
 @settings(max_examples=in_proportion(300), deadline=None)
 def test_no_step_of_the_same_batch_is_shorter_on_half_of_the_replicas(
@@ -183,6 +185,7 @@ def test_a_pipeline_of_one_stage_has_no_bubble_and_half_the_chunks_have_twice_th
     assert step.predict(work, replace(layout, pp=1, vpp=1)).bubble_s == 0
 
 
+@pytest.mark.long
 def test_a_thousand_layouts_of_405b_are_ranked_and_the_fastest_is_first() -> None:
     """The limit is 5 s on one core; this takes 0.05."""
     work = WORKS["h100", "llama31_405b"]

@@ -49,6 +49,7 @@ def test_other_lists_are_refused(text: str) -> None:
         scale.numbers(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stack", [StackName.runstop, StackName.reference])
 def test_more_nodes_give_more_speed_and_every_number_an_interval(stack: StackName) -> None:
     config = compose.unplanned([*LORA, "cluster.price_per_gpu_hour=2"])
@@ -88,6 +89,7 @@ def test_an_interval_leaves_out_a_twentieth_at_each_end_and_rows_that_set_consta
     assert one_node.num_rows == len(judged) - len(exact)
 
 
+@pytest.mark.long
 def test_failures_cost_hours_and_give_the_checkpoint_interval() -> None:
     plain = compose.unplanned([*LORA, "recipe.global_batch_size=8"])
     failing = compose.unplanned([*LORA, "+failures@cluster.failures=meta", "cluster.num_nodes=8"])
@@ -98,6 +100,7 @@ def test_failures_cost_hours_and_give_the_checkpoint_interval() -> None:
     assert with_them.gpu_hours.value == pytest.approx(without.gpu_hours.value / (1 - with_them.lost_share))
 
 
+@pytest.mark.long
 def test_days_and_energy_have_the_intervals_of_what_they_follow_from() -> None:
     words = ["+failures@cluster.failures=meta", "cluster.price_per_gpu_hour=2"]
     (point,) = scale.predict(compose.unplanned([*LORA, *words]), [8], stack=StackName.reference).points
@@ -114,6 +117,7 @@ def test_days_and_energy_have_the_intervals_of_what_they_follow_from() -> None:
     assert own.energy_kwh and own.gpu_hours and own.energy_kwh == own.gpu_hours * 1.275
 
 
+@pytest.mark.long
 def test_every_gpu_has_a_power_or_is_unknown() -> None:
     files = [path.stem for path in (published.CONF / "gpu").glob("*.yaml") if path.stem != "unknown"]
     for name in files:
@@ -121,6 +125,7 @@ def test_every_gpu_has_a_power_or_is_unknown() -> None:
         assert (known := power.of_gpu(cluster)) and known.low < known.watts < known.high, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "stack", "why"),
     [
@@ -151,6 +156,7 @@ def test_scaling_stops_paying_where_added_gpus_bring_less_than_half() -> None:
     assert scale.pays_until(points(100)) is None
 
 
+@pytest.mark.long
 def test_a_network_replaces_the_bandwidth_of_one_gpu(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "slow.yaml").write_text(
@@ -169,6 +175,7 @@ def test_a_network_replaces_the_bandwidth_of_one_gpu(tmp_path: Path) -> None:
         assert steps[0] and steps[1] and steps[0].value < steps[1].value
 
 
+@pytest.mark.long
 def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     figure = tmp_path / "scaling.png"
     assert exit_code(*LORA, "--scale", "1,2", "--stack", "reference", "--figure", str(figure)) == 0

@@ -120,6 +120,7 @@ def test_each_tier_up_to_the_requested_one_is_checked(cluster: Cluster) -> None:
     assert doctor.errors([one for checked in tiers for one in checked]) == []
 
 
+@pytest.mark.long
 def test_no_job_is_started_after_an_error(cluster: Cluster) -> None:
     cluster.answers["GET /version"] = {"gitVersion": "v1.19"}
     cluster.facts = [rank(0, world_size=1)]
@@ -177,6 +178,7 @@ def only_code(cluster: Cluster, tier: Tier = "canary") -> list[Finding]:
     return problems
 
 
+@pytest.mark.long
 def test_a_failed_job_without_errors_in_its_facts_is_diagnosed(cluster: Cluster) -> None:
     cluster.condition, cluster.facts = "Failed", [rank(0, world_size=1)]
     (failed,) = only_code(cluster)

@@ -35,6 +35,7 @@ def test_gpus_are_counted(
     assert [f.what for f in preflight.inspect(plan) if f.rule == "HW-03"] == what
 
 
+@pytest.mark.long
 def test_amd_gpus_are_counted_in_the_drivers_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without a GPU, the CPUs, has the id 0. The devices of NVIDIA's driver do not count."""
     for node, gpu_id in enumerate(("0", "51140")):

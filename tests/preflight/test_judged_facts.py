@@ -423,6 +423,7 @@ def contained(tmp_path: Path) -> Iterator[tuple[Plan, Path]]:
     yield replace(plan, config=config), image
 
 
+@pytest.mark.long
 def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple[Plan, Path]) -> None:
     plan, image = contained
     right = json.dumps({"commit": "abc", "name": "lora70b"})

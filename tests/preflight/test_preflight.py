@@ -185,6 +185,7 @@ def test_valid_settings_have_no_findings(case: str) -> None:
     assert inspect(*FINE[case]) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["dgx1", "dgx2", "dgx8", "dgxh200"])
 @pytest.mark.parametrize("task", ["lora70b", "lora70b_quick"])
 def test_shipped_runs_are_clean(task: str, cluster: str) -> None:

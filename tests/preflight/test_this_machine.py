@@ -207,6 +207,7 @@ def test_a_server_needs_its_model_and_its_program(tmp_path: Path, monkeypatch: p
         list(preflight.model(subject(nowhere)))
 
 
+@pytest.mark.long
 def test_secrets_in_script_and_arguments_are_reported_by_line_and_option() -> None:
     script = f"#!/bin/sh\nexport HF_TOKEN=$HF_TOKEN\nAPI_KEY=abc\n\ncurl {TOKEN}\nexport PASSWORD=\n"
     words = ("--export=A_TOKEN=b", f"--comment={TOKEN}", TOKEN, "--qos=gold")

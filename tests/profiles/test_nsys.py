@@ -32,6 +32,7 @@ def plan_file(folder: Path, *words: str) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_rank_is_started_again_under_nsys(tmp_path: Path) -> None:
     """By the same interpreter and arguments, with the report of its rank; and only once."""
     (tmp_path / "nsys").write_text(STUB)

@@ -36,6 +36,7 @@ def planned(tmp_path: Path, *words: str) -> Plan:
     return ranks.compose(tmp_path, *SLURM, *TRAINING, *words)
 
 
+@pytest.mark.long
 def test_a_node_is_replaced_only_with_a_spare_and_checkpoints(tmp_path: Path, run: Path) -> None:
     plan = planned(tmp_path)
     assert Replacement.of_trial(plan, run) is None, "no spare is known"

@@ -65,6 +65,7 @@ def test_a_slow_rank_is_named_with_its_cause_and_price(part: str, cause: str) ->
     assert np.argmax(summary["own_ms"]) == 6 and summary["steps"] == 2 * PERSISTENT * STEPS
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), noise=st.sampled_from([0.01, 0.05, 0.2]), pp=st.sampled_from([1, 2]))
 def test_without_a_slow_rank_none_is_accused(seed: int, noise: float, pp: int) -> None:

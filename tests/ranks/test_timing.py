@@ -88,6 +88,7 @@ def test_the_largest_peak_of_all_ranks_is_logged(monkeypatch: pytest.MonkeyPatch
     assert logged == [("peak_memory_gib", {"allocated": 8.0, "reserved": 9.0, "estimated": 12.5})]
 
 
+@pytest.mark.long
 def test_settle_freezes_existing_objects() -> None:
     gc.unfreeze()
     timing.settle()

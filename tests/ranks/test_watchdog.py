@@ -273,6 +273,7 @@ class Stream:
         return False
 
 
+@pytest.mark.long
 def test_a_rank_that_shares_a_gpu_queries_that_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks on two GPUs; rank 3 uses GPU 1. A rank with a busy GPU is waiting, and not the cause."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

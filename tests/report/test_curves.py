@@ -32,6 +32,7 @@ def test_evaluations_are_drawn_by_samples_and_by_minutes(written_log: MakeLog) -
     assert (by_minutes["traces"][0]["x"], by_minutes["traces"][0]["y"]) == ([3, 6, 9], [0.95, 0.93, 0.92])
 
 
+@pytest.mark.long
 def test_long_curve_keeps_peaks_and_drops_non_finite_points() -> None:
     draw = random.Random(0)
     points = [(float(n), draw.random()) for n in range(100_000)]

@@ -91,6 +91,7 @@ def test_step_time_panels_share_one_axis(
     assert low < 2000.0 and high > slow
 
 
+@pytest.mark.long
 def test_step_time_figure_of_many_trials_has_readable_names(written_log: MakeLog, tmp_path: Path) -> None:
     result = parse(written_log(evals=tuple(0.95 - n / 1000 for n in range(20))))
     names = [f"{n}{HOSTILE}" for n in range(40)]
@@ -131,6 +132,7 @@ def test_interactive_and_static_bars_are_equal() -> None:
     ]
 
 
+@pytest.mark.long
 def test_bars_and_shares(tmp_path: Path) -> None:
     bars = [Bar(name=HOSTILE * 20, value=0.0), Bar(name="ours", value=3.0, interval=(2.9, 3.4), ours=True)]
     bars_figure(bars, tmp_path / "bars.png", heading="minutes", note=footer("8 × H200", 10))
@@ -254,6 +256,7 @@ def test_footer_has_unverified_note_hardware_and_n() -> None:
     assert footer(None, 1) == f"{UNVERIFIED} hardware not logged, n = 1 run"
 
 
+@pytest.mark.long
 def test_long_names_leave_room_for_the_figure(written_log: MakeLog, tmp_path: Path) -> None:
     """Warnings are errors: matplotlib warns if there is no room for the axes."""
     result = parse(written_log())

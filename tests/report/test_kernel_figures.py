@@ -37,6 +37,7 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     return kept
 
 
+@pytest.mark.long
 def test_rates_are_drawn_over_sizes(tmp_path: Path, saved_figures: dict[str, Figure]) -> None:
     """Every point takes 1 ms: a GEMM of M rows has 2 M N K / 1e9 TFLOP/s, a copy bytes / 1e6 GB/s."""
     log = kernels_log.write(planned("task=node"), tmp_path / "result_0.txt", time_us=lambda point: 1000.0)

@@ -32,6 +32,7 @@ def test_plan_names_the_layers_and_what_they_cost(overrides: tuple[str, ...], ro
         assert matched and 20 < int(matched[1]) < 200
 
 
+@pytest.mark.long
 def test_odd_heads_are_refused_and_norms_take_time() -> None:
     with pytest.raises(ConfigError, match="the size of a head is 7, but RoPE needs an even number"):
         compose.compose([*LORA, "precision=bf16", "model.head_dim=7"])

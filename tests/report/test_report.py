@@ -129,6 +129,7 @@ def test_page_is_self_contained_and_reproducible(trial_set: MakeSet) -> None:
     assert {"report.html", "trials.csv", "evaluations.csv", "step_times.csv", "convergence.png"} <= first.keys()
 
 
+@pytest.mark.long
 def test_too_few_runs_have_no_score(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
     (trials,) = load([folder], num_gpus=8)
@@ -140,6 +141,7 @@ def test_too_few_runs_have_no_score(trial_set: MakeSet) -> None:
     assert "Not a score: " in write(folder).text
 
 
+@pytest.mark.long
 def test_invalid_runs_claim_no_minutes_and_have_reasons(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}, {"status": "aborted"}, {"evals": (0.95, 0.94)}])
     page = write(folder)
@@ -162,6 +164,7 @@ def test_findings_name_the_line_if_there_is_one(trial_set: MakeSet) -> None:
     assert where["the log has no opt_adamw_weight_decay"] == trials.trial_names[2], "a missing record has no line"
 
 
+@pytest.mark.long
 def test_other_task_is_not_compared_with_the_benchmark(trial_set: MakeSet) -> None:
     mark = "laptop (lora_tiny: not a submission)"
     folder = trial_set("tiny", [{"submission_platform": mark, "submission_org": mark}] * 10)
@@ -177,6 +180,7 @@ def test_other_task_is_not_compared_with_the_benchmark(trial_set: MakeSet) -> No
     assert not (folder.parent / "out" / "published.png").exists()
 
 
+@pytest.mark.long
 def test_log_text_is_escaped_in_the_page(trial_set: MakeSet) -> None:
     evil = '=1+1"><script>alert(1)</script><img src=http://x>\x1b[2J\u202e{{ 7 * 7 }}'
     folder = trial_set("set", [{"submission_platform": evil, "config_filename": evil, "submission_org": evil}])
@@ -237,6 +241,7 @@ def test_differences_of_plans_are_config_keys(trial_set: MakeSet) -> None:
     assert not [name for name, _ in differences(load(folders)) if name.startswith(("launch", "task.summary"))]
 
 
+@pytest.mark.long
 def test_details_of_compared_sets_are_collapsed(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}] * 2) for name in ("before", "after")]
     assert write(*folders).tags.count("details") == 2
@@ -267,6 +272,7 @@ def test_gpu_count_of_logs_overrides_the_users(trial_set: MakeSet) -> None:
         load([logged], num_gpus=-5)
 
 
+@pytest.mark.long
 def test_missing_mean_has_a_reason(trial_set: MakeSet) -> None:
     """Eight of ten valid runs would suffice for a mean, but two failed runs are too many."""
     page = write(trial_set("set", [{}] * 8 + [{"status": "aborted"}] * 2))
@@ -274,6 +280,7 @@ def test_missing_mean_has_a_reason(trial_set: MakeSet) -> None:
     assert "2 runs failed, but at most 1 may fail" in page.text
 
 
+@pytest.mark.long
 def test_other_files_are_not_overwritten(trial_set: MakeSet, tmp_path: Path) -> None:
     folder = trial_set("set", [{}])
     out = tmp_path / "out"
@@ -339,6 +346,7 @@ def test_invalid_set_exits_with_one(trial_set: MakeSet, capsys: pytest.CaptureFi
     assert "1 of 1 runs are invalid" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_report_lists_hardware_and_software(trial_set: MakeSet) -> None:
     """The facts of ranks (`jobs.node_checks.facts`) are listed next to those in the log."""
     logged = {"software": {"torch": "2.13.0"}, "accelerator": "NVIDIA H200", "operating_system": "Ubuntu 24.04"}

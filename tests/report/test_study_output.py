@@ -43,6 +43,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["table.md", "table.csv", "table.tex"])
 def test_documents_equal_the_golden_files(written: Path, name: str) -> None:
     if os.environ.get("WRITE_GOLDEN"):
@@ -218,6 +219,7 @@ def test_the_ideal_of_a_rate_per_gpu_is_level(tmp_path: Path) -> None:
     assert scaling.scaling_chart(shown)["views"][0]["traces"][1]["y"] == [100.0, 100.0]
 
 
+@pytest.mark.long
 def test_study_without_runs_has_reasons_and_published_figures(tmp_path: Path) -> None:
     result = study_results.precisions(tmp_path, differences=(), hardware="", date="", commit="")
     nothing = dict.fromkeys(("throughput_per_gpu", "step_time"), Cell(mark=Mark.no_result, reason="not run yet"))

@@ -138,6 +138,7 @@ def test_a_profile_needs_a_warm_up_step() -> None:
         compose.compose(["launch.profile=kernels", "recipe.warmup_iterations=0"])
 
 
+@pytest.mark.long
 def test_a_profile_has_a_kind() -> None:
     """Older configs have a switch."""
     expected = "launch.profile is true, but must be one of none, kernels, modules, nsys\n  where: launch.profile"

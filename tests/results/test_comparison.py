@@ -114,6 +114,7 @@ def test_a_difference_is_not_equivalent_if_its_interval_exceeds_the_margin() -> 
     assert result.text == "A is 0.0–2.2 % faster than B"
 
 
+@pytest.mark.long
 @settings(max_examples=in_proportion(40), deadline=None)
 @example(pairs=[(0.5, 0.5), (0.5, math.nextafter(0.5, 1))], scale=3.7, pairing=Pairing.none)
 @given(

@@ -112,6 +112,7 @@ def test_a_log_with_other_settings_differs_from_the_plan(plan: GenerationPlan, t
     assert not judged.valid
 
 
+@pytest.mark.long
 def test_parse_and_report_show_the_measurements(
     plan: GenerationPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

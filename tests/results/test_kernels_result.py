@@ -142,6 +142,7 @@ def parsed(log: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_parse_shows_the_best_points_with_their_limits_and_every_point(
     plan: KernelsPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

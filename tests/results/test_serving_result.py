@@ -280,6 +280,7 @@ def test_a_file_whose_requests_all_failed_is_refused(tmp_path: Path, capsys: pyt
     assert "not a result of AIPerf, GuideLLM or vllm bench serve" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_report_has_a_page_a_table_and_its_figures(burst: ServingPlan, tmp_path: Path) -> None:
     for name, factor in (("first", 1.0), ("second", 2.0)):
         (tmp_path / name).mkdir()

@@ -48,6 +48,7 @@ def test_the_opposite_statement_has_the_opposite_verdict(values: list[float], bo
     assert decide([pair(values)], Bounds(at_most=bound)).verdict is flipped[decided]
 
 
+@pytest.mark.long
 @given(many=st.lists(ratios, min_size=1, max_size=5), bound=bounds)
 def test_every_pair_must_be_within_the_bound(many: list[list[float]], bound: float) -> None:
     decision = decide([pair(values, str(k)) for k, values in enumerate(many)], Bounds(at_least=bound))

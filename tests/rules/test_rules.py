@@ -39,6 +39,7 @@ def test_every_id_is_defined_once() -> None:
     assert sorted(defined) == sorted(RULES)
 
 
+@pytest.mark.long
 def test_code_uses_known_rules_only() -> None:
     assert {
         source.name: names for source in SOURCES if (names := set(IDS.findall(source.read_text())) - RULES.keys())

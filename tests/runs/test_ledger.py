@@ -239,6 +239,7 @@ def in_a_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.long
 def test_the_ledger_is_locked_while_it_is_changed(tmp_path: Path) -> None:
     def look() -> None:
         with (tmp_path / ".ledger.lock").open("r+") as lock:
@@ -259,6 +260,7 @@ def test_a_file_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
     assert atomic_files.read(path) == {"word": "second"} and [*tmp_path.iterdir()] == [path]
 
 
+@pytest.mark.long
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     """The file system is full, simulated by a limit on the file size."""
     path = tmp_path / "ledger.json"

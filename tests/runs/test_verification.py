@@ -70,6 +70,7 @@ def wrong(verification: Verification) -> dict[str, tuple[str | None, str]]:
     return {each.what: (each.rule, each.actual) for each in verification.compared if each.passed is False}
 
 
+@pytest.mark.long
 def test_a_copied_run_folder_is_verified(run: Path, tmp_path: Path) -> None:
     verified = verify(run)
     assert wrong(verified) == {} and verified.passed
@@ -83,6 +84,7 @@ def test_a_copied_run_folder_is_verified(run: Path, tmp_path: Path) -> None:
     assert copy.passed and [e.passed for e in copy.compared if "moved or copied since" in e.actual] == [None, None]
 
 
+@pytest.mark.long
 @settings(max_examples=in_proportion(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_changed_byte_is_reported_with_its_file(run: Path, data: st.DataObject) -> None:
@@ -98,6 +100,7 @@ def test_any_changed_byte_is_reported_with_its_file(run: Path, data: st.DataObje
         (run / name).write_bytes(before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new"), [(b'"written": "2', b'"written": "3'), (b'": ', b'":\t'), (b"}\n", b"}")])
 def test_a_changed_byte_in_the_manifest_is_detected(run: Path, old: bytes, new: bytes) -> None:
     whole = (run / "manifest.json").read_bytes()
@@ -105,6 +108,7 @@ def test_a_changed_byte_in_the_manifest_is_detected(run: Path, old: bytes, new: 
     assert wrong(verify(run)) == {"manifest.json": (None, "changed since, or written by another version")}
 
 
+@pytest.mark.long
 def test_the_image_is_compared_on_its_machine(run: Path, tmp_path: Path) -> None:
     image = tmp_path / "train.sqsh"
     image.write_bytes(b"an image")
@@ -117,6 +121,7 @@ def test_the_image_is_compared_on_its_machine(run: Path, tmp_path: Path) -> None
     assert verify(run).passed, "on other machines there is no image to compare"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["result_0.txt", "facts/rank_0000.json", "adapters_0", "rank_logs/trial_0.requests"])
 def test_a_missing_file_is_reported(run: Path, name: str) -> None:
     (run / name).rename(run / "elsewhere")
@@ -124,6 +129,7 @@ def test_a_missing_file_is_reported(run: Path, name: str) -> None:
     assert [text for what, (_, text) in wrong_files.items() if what.startswith(name)][0].startswith("missing")
 
 
+@pytest.mark.long
 def test_adapters_and_checkpoints_are_verified_by_content(run: Path) -> None:
     """A checkpoint that changed before the run ended differs from the manifest that was written with it."""
     for name in (ADAPTERS, CHECKPOINT):
@@ -134,6 +140,7 @@ def test_adapters_and_checkpoints_are_verified_by_content(run: Path) -> None:
     assert wrong(verify(run)).keys() == {CHECKPOINT}
 
 
+@pytest.mark.long
 def test_a_manifest_of_an_earlier_version_has_no_checksums_of_weights(run: Path) -> None:
     known = json.loads((run / "manifest.json").read_text())
     del known["sha256"]
@@ -146,6 +153,7 @@ def test_a_manifest_of_an_earlier_version_has_no_checksums_of_weights(run: Path)
     assert unknown == ["adapters_0/, its files", "checkpoints/trial_0/, its files"]
 
 
+@pytest.mark.long
 def test_an_added_log_and_a_link_are_reported(run: Path) -> None:
     shutil.copy(run / "result_0.txt", run / "result_2.txt")
     (run / "health.json").rename(run / "elsewhere")
@@ -157,6 +165,7 @@ def test_an_added_log_and_a_link_are_reported(run: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("has_status", "why"), [(True, "was killed before it could"), (False, "has not ended")])
 def test_a_run_without_a_manifest_is_not_verified(run: Path, has_status: bool, why: str) -> None:
     (run / "manifest.json").unlink()
@@ -166,6 +175,7 @@ def test_a_run_without_a_manifest_is_not_verified(run: Path, has_status: bool, w
     assert [*wrong_files] == ["manifest.json"] and why in wrong_files["manifest.json"][1]
 
 
+@pytest.mark.long
 def test_resuming_a_run_moves_its_manifest_away(run: Path) -> None:
     ledger.reopen(run)
     assert {path.name for path in (run / "attempts/run.1").iterdir()} == {"status.json", "manifest.json"}
@@ -218,6 +228,7 @@ def in_attached(run: Path) -> None:
     (run / "rank_logs/trial_0.requests").write_text("0.2\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

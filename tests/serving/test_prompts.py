@@ -28,6 +28,7 @@ def trained(*, byte_level: bool) -> Tokenizer:
     return built
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("byte_level", [True, False])
 @pytest.mark.parametrize("num_tokens", [17, 512])
 def test_every_prompt_has_the_exact_number_of_tokens(byte_level: bool, num_tokens: int) -> None:

@@ -52,6 +52,7 @@ def site(tmp_path: Path) -> Path:
     return written(tmp_path, STUDY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -66,6 +67,7 @@ def test_only_another_model_is_named(tmp_path: Path, words: tuple[str, ...], exp
     assert {arm.model for arm in planned(tmp_path, *words).values()} == expected
 
 
+@pytest.mark.long
 def test_rows_name_the_model_that_ran_without_figures_of_another(tmp_path: Path) -> None:
     study, words = library.load("mine", config_dir=site(tmp_path)), ("cluster=dgx1", "model=tiny")
     publications = library.publications(study, config_dir=tmp_path)

@@ -31,6 +31,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
     return planned
 
 
+@pytest.mark.long
 def test_arms_that_do_not_fit_or_do_not_exist_have_a_reason_and_the_others_are_planned(planned: Planned) -> None:
     arms = """
 arms:
@@ -57,6 +58,7 @@ arms:
     assert "tp 3 does not divide" in by_name["odd"].reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -163,6 +165,7 @@ def test_each_arm_of_a_pair_is_first_as_often_as_last() -> None:
         assert without == [tuple(name for name in block if name != "c") for block in result]
 
 
+@pytest.mark.long
 def test_an_override_that_makes_the_arms_of_an_axis_equal_is_refused(planned: Planned) -> None:
     """A key that only some choices set, one that all set to the same value, and the cluster are not refused."""
     axes = """

@@ -135,6 +135,7 @@ def test_the_page_links_to_the_runs_of_each_folder(tmp_path: Path) -> None:
     assert sum(",published," in line for line in lines) == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["folders", "pattern", "name and pattern", "all"])
 def test_the_verb_takes_folders_a_pattern_or_all(
     tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -99,6 +99,7 @@ def prove(folder: Path) -> None:
     status.write(folder, Status(outcome=Ending.valid, exit_code=0))
 
 
+@pytest.mark.long
 def test_a_pair_shares_a_job_and_missing_runs_are_in_the_next_job(call: Call, slurm: Slurm, folder: Path) -> None:
     assert call(STUDY + PAIR) == 0 and slurm.jobs() == ["job.1"]
     assert jobs_of(folder) == dict.fromkeys(("a.1", "a.2", "b.1", "b.2"), ["100"])
@@ -136,6 +137,7 @@ def test_runs_are_grouped_into_jobs_as_the_study_defines(
     assert all(len(jobs) == 1 for jobs in jobs_of(folder).values()) and len(jobs_of(folder)) == 4
 
 
+@pytest.mark.long
 def test_an_interrupted_run_of_a_pair_on_other_nodes_is_resumed_and_never_removed(
     call: Call, slurm: Slurm, folder: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_an_interrupted_run_of_a_pair_on_other_nodes_is_resumed_and_never_remove
     assert (folder / "a.1/ledger.json").exists(), "a refusal removes no run that had a job"
 
 
+@pytest.mark.long
 def test_a_refused_job_leaves_the_runs_for_the_next_call(
     call: Call, slurm: Slurm, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_refused_job_leaves_the_runs_for_the_next_call(
     assert call(STUDY + PAIR) == 0 and slurm.jobs() == ["job.1"] and jobs_of(folder)["b.2"] == ["100"]
 
 
+@pytest.mark.long
 def test_a_submitted_job_without_a_record_is_found(call: Call, slurm: Slurm, folder: Path) -> None:
     """The call was killed before it recorded the job id: no second job is submitted for its runs."""
     call(STUDY + PAIR)

@@ -84,6 +84,7 @@ def call(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
+@pytest.mark.long
 def test_a_failed_run_is_tried_once_per_call_and_the_others_run(call: Call, ranks: Ranks, tmp_path: Path) -> None:
     ranks.ends["a.1"] = "RUN-02"
     code, result = call()
@@ -101,6 +102,7 @@ def test_a_failed_run_is_tried_once_per_call_and_the_others_run(call: Call, rank
     assert left(tmp_path) == ["all 4 runs are done"]
 
 
+@pytest.mark.long
 def test_arms_of_a_block_share_a_seed_and_runs_can_be_added(call: Call, ranks: Ranks) -> None:
     call(STUDY, "seed_base=5")
     assert ranks.seeds == {"a.1": 5, "b.1": 5, "a.2": 6, "b.2": 6}
@@ -110,6 +112,7 @@ def test_arms_of_a_block_share_a_seed_and_runs_can_be_added(call: Call, ranks: R
     assert result.command.endswith(" --runs 4"), "the printed command has the number of runs"
 
 
+@pytest.mark.long
 def test_after_a_stop_the_next_call_resumes_with_the_same_plan(call: Call, ranks: Ranks) -> None:
     ranks.ends |= dict.fromkeys(("a.1", "b.1"), Stopped(15))
     with pytest.raises(Stopped):
@@ -119,6 +122,7 @@ def test_after_a_stop_the_next_call_resumes_with_the_same_plan(call: Call, ranks
     assert call()[0] == 0 and ranks.began.count(interrupted) == 2 and len(ranks.began) == 5
 
 
+@pytest.mark.long
 def test_an_incomplete_folder_is_created_again(call: Call, ranks: Ranks, tmp_path: Path) -> None:
     """The call was killed while it wrote the plan: nothing had run there."""
     folder = tmp_path / "studies/mine-local/a.1"
@@ -127,6 +131,7 @@ def test_an_incomplete_folder_is_created_again(call: Call, ranks: Ranks, tmp_pat
     assert call()[0] == 0 and plan_kinds.load(folder / "plan.json").trials[0].seed == 1
 
 
+@pytest.mark.long
 def test_after_out_of_memory_all_blocks_use_the_next_smaller_batch(call: Call, ranks: Ranks) -> None:
     searched = STUDY.replace("arms:", "max_batch: {limit: 16}\narms:")
     ranks.ends |= {"b.b16.1": "RUN-01", "b.b14.2": "RUN-01"}
@@ -137,6 +142,7 @@ def test_after_out_of_memory_all_blocks_use_the_next_smaller_batch(call: Call, r
     assert result.row("a").cells["step_time"].runs == ("a.b16.1", "a.b16.2")
 
 
+@pytest.mark.long
 def test_out_of_memory_is_detected_from_the_traceback_of_a_rank(
     call: Call, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +167,7 @@ def test_out_of_memory_is_detected_from_the_traceback_of_a_rank(
     assert result.row("b").cells["step_time"].reason.startswith(reason)
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_start_has_a_reason(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.launch import start
 
@@ -192,6 +199,7 @@ def test_a_study_whose_arms_have_changed_is_refused(call: Call, there: str, now:
     call(STUDY.replace("runs: 2", "runs: 2\nmargin: 0.1"), "launch.attempts=2")  # neither affects the measurements
 
 
+@pytest.mark.long
 def test_a_study_without_a_runnable_arm_has_a_table(call: Call, ranks: Ranks) -> None:
     """The table has the reasons and the published figures."""
     code, result = call(STUDY.replace("precision=", "engine=accelerate,precision="))

@@ -116,6 +116,7 @@ def test_generation_on_one_h200_and_the_groups_of_the_document_are_planned() -> 
     assert sizes["70B generation, open source, one by one"] == (1, "1 rank")
 
 
+@pytest.mark.long
 def test_an_arm_that_names_a_cluster_does_not_use_that_of_the_command_line() -> None:
     study, arms = loaded("slow_network")
     two = [arm for arm in arms if arm.name in ("one node", "7B 10 Gbit/s synchronous")]
@@ -149,6 +150,7 @@ def test_a_slower_transport_has_a_longer_step(name: str, cluster: str, in_order:
     assert all(0 < faster < slower for faster, slower in pairwise(times_ms))
 
 
+@pytest.mark.long
 def test_the_published_step_of_a_slow_network_is_next_to_its_own_technique() -> None:
     """The document's 375 s are of FSDP with a base in 4 bits, not of this project's engine."""
     study, arms = loaded("slow_network")
@@ -160,6 +162,7 @@ def test_the_published_step_of_a_slow_network_is_next_to_its_own_technique() -> 
     assert config.training.trains is Trains.qlora and config.cluster.network_gbs == pytest.approx(10 / 8 / 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "cluster", "names", "backends"),
     [
@@ -212,6 +215,7 @@ def of_table(name: str, *, only: str = "") -> tuple[tuple[Figure, ...], list[Pla
     return library.publications(study)[name].figures, planned_arms
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dissect_table_2", "dissect_table_5", "dissect_table_15", "dissect_table_3_a800"])
 def test_baselines_of_the_document_are_planned_on_its_gpus(name: str) -> None:
     """66.7 GB of 80: states in BF16, ten bytes per weight."""
@@ -265,6 +269,7 @@ PUBLISHED = sorted(path.stem for path in (ROOT / "conf" / "published").glob("*.y
 MOST_REASONS = 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_figure_has_an_arm_that_measures_it(name: str) -> None:
     """The arm has the labels, its kind has the measurement. "-" and "No solution" are no numbers."""
@@ -283,6 +288,7 @@ def listed(name: str, missing: list[published_arms.Missing]) -> str:
     return "\n".join([f"{name}: {len(missing)} figures without an arm", *map(str, missing)])
 
 
+@pytest.mark.long
 def test_few_tables_have_figures_that_nothing_measures() -> None:
     with_reasons = [name for name in PUBLISHED if any(one.not_measured for one in library.published(name).figures)]
     assert len(with_reasons) <= MOST_REASONS, with_reasons

@@ -166,6 +166,7 @@ FLAT = (
 """A study on one line, with a key of an earlier version."""
 
 
+@pytest.mark.long
 def test_every_shipped_study_loads() -> None:
     assert "tiny" in [name for name, _ in library.titles()]
 

@@ -126,6 +126,7 @@ def test_a_verdict_flips_with_the_data(tmp_path: Path) -> None:
     assert result.statements[2].verdict is StatementVerdict.holds, "one second, in every run and both models"
 
 
+@pytest.mark.long
 def test_statements_are_shown_on_every_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = measured(tmp_path)
     result = studies.read(folder)
@@ -170,6 +171,7 @@ statements:
     assert after[1].reason == "7B Z3: it ran; 13B Z3: ~ 60.0 of 80 GiB by the plan"
 
 
+@pytest.mark.long
 def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: ZeRO 3 of 6.74 billion weights on one GPU has 16 bytes for each, 100.4 GiB, before activations."""
     monkeypatch.setenv("LOGDIR", str(tmp_path))

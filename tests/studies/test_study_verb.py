@@ -83,6 +83,7 @@ def test_a_dry_run_shows_a_walltime_that_is_too_short(study: Verb, tmp_path: Pat
     assert code == 0 and "CFG-13: a trial takes an estimated" in output
 
 
+@pytest.mark.long
 def test_missing_runs_are_run_and_the_tables_are_shown(
     study: Verb, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

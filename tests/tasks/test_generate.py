@@ -39,6 +39,7 @@ class Scripted:
         return [Answer(tuple(range(one.length)), 0.1, one.length / 10) for one in requests]
 
 
+@pytest.mark.long
 def test_only_answers_are_timed_and_the_generator_is_freed_before_the_ranks_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def reports(num_rows: int, seed: int) -> list[np.ndarray]:
     return [row[is_real] for row, is_real in zip(tokens, counts, strict=True)]
 
 
+@pytest.mark.long
 def test_the_recipe_is_that_of_llama31_8b() -> None:
     tiny, full = planned(Path("/unused")), compose.compose(["task=llama31_8b", "cluster=dgxh200"])
     own = {"global_batch_size", "micro_batch_size", "lr", "lr_warmup_steps", "eval_every_samples", "recompute"}

@@ -91,6 +91,7 @@ def logging(folder: Path) -> Iterator[tuple[mllog.Writer, Path]]:
         yield log, folder / "result_0.txt"
 
 
+@pytest.mark.long
 def test_a_trial_starts_its_server_runs_two_loads_and_stops_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

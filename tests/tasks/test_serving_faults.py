@@ -77,6 +77,7 @@ def test_failed_requests_are_reported(tmp_path: Path) -> None:
     assert not trials.judge(folder / "result_0.txt", plan, plan.trials[0]).valid
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "rule", "what"),
     [
@@ -108,6 +109,7 @@ def test_answers_that_do_not_match_the_request_are_reported(tmp_path: Path, faul
     assert len(load.status) == 24 and load.percentile_s(load.latency_s, 100) is None, "failures are the slowest"
 
 
+@pytest.mark.long
 def test_a_slow_server_is_invalid_by_loadgen_with_its_reason(tmp_path: Path) -> None:
     words = ("task.serving.arrivals=[poisson]", "task.serving.rates=[40]", "task.serving.limits.latency_s=0.1")
     _, folder = loaded_here(tmp_path, "slow", *words)
@@ -118,6 +120,7 @@ def test_a_slow_server_is_invalid_by_loadgen_with_its_reason(tmp_path: Path) -> 
     assert load.goodput == 0 and load.meets_limits is False
 
 
+@pytest.mark.long
 def test_batched_chunks_give_no_token_times(tmp_path: Path) -> None:
     _, folder = loaded_here(tmp_path, "bunched")
     actual = read(folder)

@@ -311,6 +311,7 @@ def test_the_expected_time_of_an_evaluation_with_local_sgd() -> None:
 FULL_FINE_TUNING = ("task.training.trains=all", "task.training.lora=null")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "saved"), [((), [("save", "adapters_3", True, "timed")]), (FULL_FINE_TUNING, [])]
 )

@@ -78,6 +78,7 @@ def outcomes(result: Tuning) -> dict[str, Outcome]:
     return {one.candidate.name: one.outcome for one in result.tried}
 
 
+@pytest.mark.long
 def test_the_fastest_is_found_in_blocks_and_written_with_its_proof(call: Call, ranks: Ranks) -> None:
     result = call()
     assert result.best == SECOND and result.is_decided and result.num_blocks == 2
@@ -94,6 +95,7 @@ def test_the_fastest_is_found_in_blocks_and_written_with_its_proof(call: Call, r
     assert f"| 2 | {SECOND} | - |" in (Path(result.folder) / "tuning.md").read_text()
 
 
+@pytest.mark.long
 def test_runs_differ_only_in_their_settings_and_measure_only_speed(call: Call, ranks: Ranks) -> None:
     call(blocks=2)
     plans = [required(plan, TrainingPlan) for plan in ranks.plans]
@@ -108,6 +110,7 @@ def test_runs_differ_only_in_their_settings_and_measure_only_speed(call: Call, r
     assert {plan.trials[0].seed for plan in plans[:3]} != {plan.trials[0].seed for plan in plans[3:]}
 
 
+@pytest.mark.long
 def test_launch_accepts_the_overrides_of_the_fastest(call: Call) -> None:
     words = overrides.of_files([f"@{call('recipe.lr=0.001').overrides_file}"])
     plan = required(compose.compose(words), TrainingPlan)
@@ -116,6 +119,7 @@ def test_launch_accepts_the_overrides_of_the_fastest(call: Call) -> None:
     assert plan.config.model.weights.name != "random"
 
 
+@pytest.mark.long
 def test_another_call_runs_nothing_again(call: Call, ranks: Ranks) -> None:
     first = call()
     ranks.began.clear()
@@ -123,6 +127,7 @@ def test_another_call_runs_nothing_again(call: Call, ranks: Ranks) -> None:
     assert call(steps=10).folder != first.folder, "shorter runs are no runs of this measurement"
 
 
+@pytest.mark.long
 def test_a_stopped_call_keeps_its_runs_and_another_continues(
     call: Call, ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +141,7 @@ def test_a_stopped_call_keeps_its_runs_and_another_continues(
     assert not done & set(ranks.began) and f"{SLUGS[THIRD]}.1" in ranks.began
 
 
+@pytest.mark.long
 def test_settings_that_run_out_of_memory_are_left_out(call: Call, ranks: Ranks) -> None:
     ranks.ends = {f"{SLUGS[SECOND]}.1": SubmitError("out of memory", where="rank 0", fix="none", rule="RUN-01")}
     result = call()
@@ -145,6 +151,7 @@ def test_settings_that_run_out_of_memory_are_left_out(call: Call, ranks: Ranks) 
     assert ranks.began.count(f"{SLUGS[SECOND]}.2") == 0
 
 
+@pytest.mark.long
 def test_settings_whose_run_is_invalid_are_left_out(call: Call, ranks: Ranks) -> None:
     ranks.invalid = {f"{SLUGS[SECOND]}.1"}
     result = call()
@@ -152,6 +159,7 @@ def test_settings_whose_run_is_invalid_are_left_out(call: Call, ranks: Ranks) ->
     assert f"{SLUGS[SECOND]}.2" not in ranks.began
 
 
+@pytest.mark.long
 def test_no_result_at_all_is_an_error_and_another_call_tries_again(call: Call, ranks: Ranks) -> None:
     error = SubmitError("out of memory", where="rank 0", fix="none", rule="RUN-01")
     ranks.ends = {f"{slug}.1": error for slug in SLUGS.values()}
@@ -161,6 +169,7 @@ def test_no_result_at_all_is_an_error_and_another_call_tries_again(call: Call, r
     assert call().best == SECOND
 
 
+@pytest.mark.long
 def test_the_budget_ends_the_measurement(call: Call, ranks: Ranks) -> None:
     """A block takes three minutes; another one would end after five."""
     ranks.step_s = {}
@@ -169,6 +178,7 @@ def test_the_budget_ends_the_measurement(call: Call, ranks: Ranks) -> None:
     assert result.stopped_by == "another block would exceed the budget of 5 minutes"
 
 
+@pytest.mark.long
 def test_alike_settings_are_measured_up_to_the_limit_and_the_command_goes_on(call: Call, ranks: Ranks) -> None:
     noisy = iter([1.0, 1.2, 0.9, 1.1] * 10)
     prove = study_runs.prove
@@ -182,6 +192,7 @@ def test_alike_settings_are_measured_up_to_the_limit_and_the_command_goes_on(cal
     assert result.command.endswith("--best 3")
 
 
+@pytest.mark.long
 def test_the_folder_is_that_of_a_study(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     result = call()
     with pytest.raises(SystemExit):
@@ -212,6 +223,7 @@ def test_wrong_requests_are_refused(words: list[str], says: str, capsys: pytest.
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_dry_run_ranks_all_that_fit_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["tune", "task=lora70b", "cluster=dgxh200", "precision=fp8", "--dry-run", "--json"])

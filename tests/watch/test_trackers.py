@@ -40,6 +40,7 @@ def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, pytest.approx(e.value)) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
+@pytest.mark.long
 def test_tensorboard_reads_what_watch_wrote(tmp_path: Path, written_log: MakeLog) -> None:
     pytest.importorskip("tensorboard")
     folder = run_folder(tmp_path, "tensorboard")

@@ -324,6 +324,7 @@ EVENTS = st.builds(
 )
 
 
+@pytest.mark.long
 @given(st.lists(EVENTS, max_size=25), st.integers(0, 10**13))
 def test_watch_handles_any_log(events: list[Event], now_ms: int) -> None:
     progress, planned = tracked(events), Planned(limit_min=30)

@@ -46,6 +46,7 @@ def planned(folder: Path, *words: str) -> Any:
     return compose.compose([*words, *start])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_is_converted_and_exported_bit_by_bit(case: str, tmp_path: Path) -> None:
     theirs = random_model(CASES[case]())
@@ -82,6 +83,7 @@ def test_the_parameters_and_tensors_are_those_of_transformers(case: str) -> None
     assert families.of_model(model).tensors(model) == shapes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama2_7b", "llama2_70b", "llama31_8b", "gpt3_5b", "qwen3_8b"])
 def test_the_parameters_of_shipped_models_are_those_of_transformers(name: str) -> None:
     model = compose.unplanned([f"model={name}"]).model
@@ -209,6 +211,7 @@ def test_a_folder_without_weights_measures_speed(tmp_path: Path) -> None:
     assert plan_kinds.loads(plan_kinds.dumps(plan), where="") == plan, "the plan has the whole model"
 
 
+@pytest.mark.long
 def test_model_hf_needs_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MODEL", raising=False)
     with pytest.raises(ConfigError, match="but the folder is not set"):

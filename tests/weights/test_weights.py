@@ -161,6 +161,7 @@ def test_the_manifest_has_the_checksums(planned: Callable, tmp_path: Path, capsy
     assert "the weights do not match model tiny: rope_base 500000 instead of 10000" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_fp8_and_plain_checkpoints_are_separate(planned: Callable, capsys: pytest.CaptureFixture) -> None:
     plan, source = planned()
     assert converted("weights", plan, source) == converted("weights", plan, source, "--fp8") == 0
@@ -202,6 +203,7 @@ def test_rows_that_are_not_multiples_of_a_block_are_refused_for_nf4(
     assert not (source / "megatron_core_nf4").exists()
 
 
+@pytest.mark.long
 def test_a_conversion_resumes_only_in_its_own_precision(
     planned: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -72,6 +72,7 @@ def test_an_invalid_setting_is_reported(case: str) -> None:
     assert (one.rule, one.severity, one.where) == (rule, "error", f"{K}.{key}") and one.what.startswith(what)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("gpu", "resource", "what"),
     [

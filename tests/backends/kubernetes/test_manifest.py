@@ -68,6 +68,7 @@ def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.long
 def test_the_manifests_are_those_that_render_writes() -> None:
     """To regenerate them: WRITE_MANIFESTS=1 pytest tests/backends/kubernetes/test_manifest.py"""
     folder = ROOT / "manifests"
@@ -254,6 +255,7 @@ container:
 """Settings that runstop passes on to the pods."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "cluster"), [*((kind.name, "kubernetes") for kind in ObjectKind), ("job", "kuberay")])
 def test_further_fields_of_a_site_are_passed_to_the_pods_of_every_object(kind: str, cluster: str) -> None:
     further = json.dumps(yaml.safe_load(FURTHER))
@@ -314,6 +316,7 @@ def pickled_plan() -> bytes:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=in_proportion(20))
 @given(text=hostile, other=hostile, kind=st.sampled_from(ObjectKind))
 def test_hostile_values_stay_values(text: str, other: str, kind: ObjectKind) -> None:
@@ -464,6 +467,7 @@ def test_invalid_settings_are_refused_before_anything_starts(words: list[str], r
     assert any(f.rule == rule and what in f.what for one in checked for f in one.findings), checked
 
 
+@pytest.mark.long
 def test_a_program_in_the_current_folder_must_be_on_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")

@@ -205,6 +205,7 @@ def wait_for(nodes: Nodes, codes: dict[int, int]) -> None:
         assert time.monotonic() < deadline_s, nodes.exit_codes()
 
 
+@pytest.mark.long
 def test_restarted_ranks_get_their_restart_count(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that ignores SIGTERM is killed; the other ranks keep running."""
     monkeypatch.setattr(lead, "POLL_S", 0.005)

@@ -112,6 +112,7 @@ def until(is_so: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline_s
 
 
+@pytest.mark.long
 def test_a_command_runs_on_every_node_and_files_of_unshared_folders_are_sent_to_the_lead(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_command_runs_on_every_node_and_files_of_unshared_folders_are_sent_to_
     assert all(each.channel.is_closed for each in nodes.members) and not capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_running_ranks_are_stopped_on_every_node(cluster: Cluster, tmp_path: Path) -> None:
     """A cancelled node notifies the lead and stops its ranks; it also stops them when the lead is lost."""
     pids = tmp_path / "pids"

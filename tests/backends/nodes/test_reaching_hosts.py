@@ -89,6 +89,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.long
 def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
     def probe(*packages: str) -> "subprocess.CompletedProcess[str]":
         argv = [sys.executable, "-c", ssh.PROBE, *packages]
@@ -120,6 +121,7 @@ def test_ranks_find_the_plans_packages_after_this_one(monkeypatch: pytest.Monkey
     assert environment["PYTHONPATH"] == f"{PACKAGES}:/mine:/inherited"
 
 
+@pytest.mark.long
 def test_a_node_is_started_by_ssh_and_on_this_machine_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(socket, "gethostname", lambda: "rig0.site")

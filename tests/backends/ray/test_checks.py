@@ -92,6 +92,7 @@ def findings(results: dict[str, Checked]) -> dict[str, list[Finding]]:
     }
 
 
+@pytest.mark.long
 def test_a_suitable_cluster_has_no_problems(dashboard: Dashboard) -> None:
     laptop, login = looked(planned("cluster.ray.environment=[LOGDIR]"), "laptop"), looked(planned(), "login")
     seen = {"cluster address": ADDRESS, "passed environment variables": "LOGDIR"}
@@ -177,6 +178,7 @@ def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pyt
         request.body(plan, Path("/a"), [Path("/a")], 1)
 
 
+@pytest.mark.long
 def test_a_kuberay_cluster_has_a_manifest_and_is_not_queried(dashboard: Dashboard) -> None:
     plan = planned("cluster=kuberay", "cluster.device=cpu", IMAGE)
     subject = BACKEND.subject(plan, "login")
@@ -264,6 +266,7 @@ def test_a_job_uploads_this_program_unless_the_nodes_have_it(dashboard: Dashboar
     assert BACKEND.exclude_nodes(planned(), ["a", "b"]) == ("remove a, b from the Ray cluster with `ray drain-node`")
 
 
+@pytest.mark.long
 def test_uploaded_folders_hold_all_that_a_node_needs(tmp_path: Path, dashboard: Dashboard) -> None:
     """Ray unpacks each folder into one of its own, and puts these on the path; `why` composes the plan's config."""
     folders = request.body(planned(), Path("/a"), [Path("/b")], 1)["runtime_env"]["py_modules"]

@@ -115,6 +115,7 @@ def planned(*overrides: str) -> Plan:
     return compose.compose(["task=lora_tiny", "cluster=ray_test", *overrides])
 
 
+@pytest.mark.long
 def test_each_actor_is_on_another_node_and_reserves_the_resources_of_its_ranks(reserve: Reserve) -> None:
     more = ("cluster=ray", "task=lora70b", "+cluster.ray.resources.rdma=1", "cluster.ray.environment=[A]")
     group, ray, lines = reserve(Ray(looks=2), planned(*more))

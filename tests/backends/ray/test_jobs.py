@@ -148,6 +148,7 @@ def test_jobs_of_a_cluster_that_cannot_list_them_are_not_reported_as_ended(
         RayBackend().cancel(f"a@{ADDRESS}")
 
 
+@pytest.mark.long
 def test_another_server_at_the_address_is_refused() -> None:
     """Ray's own client, with a server that answers 500 or JSON in another format."""
     pytest.importorskip("ray.job_submission")
@@ -271,6 +272,7 @@ def test_a_cluster_without_an_address_is_refused_with_a_fix(monkeypatch: pytest.
         request.address(planned())
 
 
+@pytest.mark.long
 def test_a_bundle_has_the_resources_of_a_nodes_ranks() -> None:
     plan = compose.compose(["task=lora70b", "cluster=ray", "+cluster.ray.resources.rdma=1"])
     assert placement_group.bundle(plan) == {"CPU": 16.0, "GPU": 8.0, "rdma": 1.0}

@@ -36,6 +36,7 @@ def objects(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(manifest.text(shown(name))))
 
 
+@pytest.mark.long
 def test_the_manifests_are_those_that_render_writes() -> None:
     """To regenerate them: WRITE_MANIFESTS=1 pytest tests/backends/ray/test_manifests.py"""
     folder = ROOT / "manifests" / "ray"

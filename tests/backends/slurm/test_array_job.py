@@ -76,6 +76,7 @@ def test_bash_and_shellcheck_accept_it(array: str, tmp_path: Path, tool: str) ->
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from([*PLANS]), max_size=12))
 def test_every_run_is_in_one_array_with_runs_of_its_header(names: list[str]) -> None:
     groups = script.arrays([PLANS[name] for name in names])

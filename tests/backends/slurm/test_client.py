@@ -88,6 +88,7 @@ def test_states_are_read_from_the_queue_first_and_then_from_accounting(stub: Stu
     assert (calls(tmp_path, "squeue"), calls(tmp_path, "sacct")) == (1, 1)
 
 
+@pytest.mark.long
 def test_thousands_of_ids_need_few_queries(stub: Stub, tmp_path: Path) -> None:
     stub("squeue", "".join(f"{k}|RUNNING|None|dgx-0|0|0:01|5:00|N/A|\n" for k in range(5000)))
     assert len(client.states([str(k) for k in range(5000)])) == 5000
@@ -179,6 +180,7 @@ def unknown(checked: list[Checked]) -> list[str]:
     return [one.what for one in checked if one.unknown]
 
 
+@pytest.mark.long
 def test_each_command_runs_once_on_a_healthy_site(site: Callable[..., list[Checked]], tmp_path: Path) -> None:
     checked = site()
     assert findings(checked) == [] and unknown(checked) == []
@@ -257,6 +259,7 @@ def test_findings_contain_slurms_message(case: str, site: Callable[..., list[Che
     assert finding.severity == ("warning" if case == "busy" else "error")
 
 
+@pytest.mark.long
 def test_an_unknown_account_that_slurm_accepts_is_a_warning(site: Callable[..., list[Checked]], stub: Stub) -> None:
     (finding,) = findings(site("cluster.slurm.account=nlp"))
     assert finding.severity == "warning" and "set cluster.slurm.account to one of ml, root" in finding.fix
@@ -265,6 +268,7 @@ def test_an_unknown_account_that_slurm_accepts_is_a_warning(site: Callable[..., 
     assert finding.severity == "error" and "set cluster.slurm.account to one of ml, root" in finding.fix
 
 
+@pytest.mark.long
 def test_if_srun_aborts_on_flags_without_value_the_fix_is_the_environment(
     site: Callable[..., list[Checked]], stub: Stub
 ) -> None:
@@ -282,6 +286,7 @@ def test_without_pyxis_its_flags_are_not_checked(site: Callable[..., list[Checke
     assert unknown(checked) == ["container flags"]
 
 
+@pytest.mark.long
 def test_without_a_configuration_of_slurm_one_answer_says_so(site: Callable[..., list[Checked]], stub: Stub) -> None:
     """Slurm's commands are installed, but this is no machine of a cluster: Pyxis is then not missing."""
     for name in ("sinfo", "sacctmgr", "sbatch", "srun", "sacct"):

@@ -125,6 +125,7 @@ def test_paths_with_other_variables_than_the_sites_are_refused(place: str, path:
     assert refused.value.where == place
 
 
+@pytest.mark.long
 def test_config_files_of_a_site_are_checked(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     ours = (compose.CONF / "cluster/dgx1.yaml").read_text()

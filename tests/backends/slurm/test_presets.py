@@ -59,6 +59,7 @@ say INTERVAL_END run_stop 0.9241 '"samples_count": 3072, "status": "success"'
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["nvidia_v5_0", "nvidia_v5_1"])
 @pytest.mark.parametrize(
     ("place", "nodes", "minibs"), [("dgx1", 1, 4), ("dgx2", 2, 2), ("dgxh200", 1, 2), ("dgxh200", 2, 1)]

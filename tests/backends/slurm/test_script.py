@@ -71,6 +71,7 @@ def in_every_way(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, config=replace(plan.config, container=container, launch=launch))
 
 
+@pytest.mark.long
 def test_scripts_in_sbatch_are_up_to_date() -> None:
     """To regenerate them: WRITE_SBATCH=1 pytest tests/backends/slurm/test_script.py"""
     plans_by_name = {f"{t}_{c}.sbatch": compose.compose([f"task={t}", f"cluster={c}"]) for t, c in SHOWN}
@@ -259,6 +260,7 @@ def test_container_flags_are_on_srun_only_and_expand_correctly(tmp_path: Path) -
     ]
 
 
+@pytest.mark.long
 def test_apptainer_starts_each_rank_in_the_image() -> None:
     """srun gets no container flag; not run in Apptainer."""
     words = ("container=apptainer", "container.mounts=[/etc/hosts:/etc/hosts:ro]", "container.arguments=[--cleanenv]")

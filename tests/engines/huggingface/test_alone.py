@@ -36,6 +36,7 @@ def alone() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", [(), (FSDP2,)], ids=["replicas", "fsdp2"])
 def test_updates_are_those_of_torch_by_hand(strategy: tuple[str, ...], tmp_path: Path) -> None:
     """Checks micro-batches, token weights, clipping, weight decay, the learning rate, and the mean of an evaluation."""
@@ -53,6 +54,7 @@ def test_updates_are_those_of_torch_by_hand(strategy: tuple[str, ...], tmp_path:
     assert_close(weights(engine.placement.model), dict(model.named_parameters()), rtol=0, atol=2e-6)
 
 
+@pytest.mark.long
 def test_first_gradient_of_adapters_follows_from_the_base_gradient(tmp_path: Path) -> None:
     """B starts at zero, so its first gradient is the gradient of the base weight times A^T and the scale."""
     plan = tiny(tmp_path, "lora", "recipe.clip_grad=1e9", "recipe.lr=4e4", "recipe.adam_eps=1e4")
@@ -83,6 +85,7 @@ def test_first_gradient_of_adapters_follows_from_the_base_gradient(tmp_path: Pat
     assert len([name for name in before if ".lora_A" in name]) == 2 * 2, "q, k and v share theirs"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_room", [True, False])
 def test_training_resumes_from_a_snapshot_in_any_layout(
     has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +125,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_warm_up_returns_times_and_restores_all_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first iteration compiles; the profile of kernels is of the last one."""
     plan = tiny(tmp_path, "all")

@@ -60,6 +60,7 @@ def theirs(model: Path) -> torch.nn.Module:
     return own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [*((name, ()) for name in described_folders.MODELS), ("gemma2", (FSDP2,)), ("gpt_oss", (FSDP2,))],
@@ -90,6 +91,7 @@ ADAPTERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_train_as_those_of_peft(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -115,6 +117,7 @@ def test_adapters_train_as_those_of_peft(name: str, folders: dict[str, Path], tm
     assert other.evaluate(rows) == pytest.approx(engine.evaluate(rows), abs=1e-6)
 
 
+@pytest.mark.long
 def test_adapters_on_a_base_in_4_bits_keep_the_biases(tmp_path: Path) -> None:
     """Phi has a bias in each linear layer. The loss is that of a base whose linears bitsandbytes has rounded."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -141,6 +144,7 @@ def test_adapters_on_a_base_in_4_bits_keep_the_biases(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_training_resumes_from_a_snapshot(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     plan = plan_of(folders[name], tmp_path, "all")
@@ -155,6 +159,7 @@ def test_training_resumes_from_a_snapshot(name: str, folders: dict[str, Path], t
     assert other.mean_loss(other.train_step(rows, BATCHES[1], 2)) == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", described_folders.MODELS)
 def test_greedy_tokens_are_those_of_generate(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Longer than the window of those that have one."""
@@ -170,6 +175,7 @@ def test_greedy_tokens_are_those_of_generate(name: str, folders: dict[str, Path]
         assert answer.tokens == tuple(own[0, len(one.prompt) :].tolist())
 
 
+@pytest.mark.long
 def test_experts_in_mxfp4_are_dequantised_on_load(tmp_path: Path) -> None:
     """As transformers does with Mxfp4Config(dequantize=True)."""
     from transformers import AutoModelForCausalLM, Mxfp4Config
@@ -228,6 +234,7 @@ def test_a_plan_refuses_what_a_model_does_not_compute(folders: dict[str, Path], 
         plan_of(folders["phi3"], tmp_path, "lora", "task.training.lora.target_modules=[q_proj]")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma2", "phi3", "gpt_oss"])
 @pytest.mark.parametrize("trains", ["all", "lora"])
 def test_probed_activations_are_those_that_autograd_stores(

@@ -77,6 +77,7 @@ def test_a_base_in_4_bits_still_trains_after_an_evaluation(alone: None, tmp_path
     assert all(gradient.any() for gradient in gradients[0].values())
 
 
+@pytest.mark.long
 def test_a_sharded_base_has_the_gradients_of_a_whole_one(alone: None, tmp_path: Path) -> None:
     """In one process, so that nothing is rounded in between: the updates of adapters are equal to the bit."""
     trained_weights = []

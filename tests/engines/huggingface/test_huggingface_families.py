@@ -71,6 +71,7 @@ def plan_of(source: Path, folder: Path, *overrides: str) -> Plan:
     return compose.compose([*overrides, *FROM_FOLDER, *paths, "cluster.ranks_per_node=1"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", NAMES, indirect=True)
 def test_training_equals_a_plain_loop_of_transformers(source: Path, tmp_path: Path) -> None:
     """Of all weights, in FP32. Some families have a dropout by default, or a padding token without gradients."""
@@ -85,6 +86,7 @@ def test_training_equals_a_plain_loop_of_transformers(source: Path, tmp_path: Pa
     assert_close(weights(engine.placement.model), dict(reference.named_parameters()), rtol=0, atol=5e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", GENERATES, indirect=True)
 def test_greedy_tokens_are_those_of_transformers(source: Path, tmp_path: Path) -> None:
     lengths = ("task.generation.prompt_tokens=4", "task.generation.lengths=[9,12]", "precision=fp32")

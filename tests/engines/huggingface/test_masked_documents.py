@@ -55,6 +55,7 @@ def row_loss(model: torch.nn.Module, rows: Rows, row: int) -> Tensor:
     return torch.cat(losses).mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "chosen",
     [(), (f"{BLOCK}.attention=eager",), (FSDP2,), (f"{BLOCK}.activation_checkpointing=true",)],

@@ -59,6 +59,7 @@ def random_weights(plan: Plan, model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: source.read(name, tuple(p.shape)) for name, p in model.named_parameters()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [2, 3])
 def test_a_rank_of_fsdp2_holds_and_saves_its_rows(rank: int, tmp_path: Path) -> None:
     plan = tiny(tmp_path, "all", *NODE, FSDP2)
@@ -177,6 +178,7 @@ def test_loss_shares_of_ranks_are_summed(tmp_path: Path, monkeypatch: pytest.Mon
         assert engine.evaluate(rows) == pytest.approx(4 * row_loss(model, rows, 4).item() / 5, abs=1e-6)
 
 
+@pytest.mark.long
 def test_rank_loads_its_rows_from_another_layout(tmp_path: Path) -> None:
     """Its own snapshot then records the offsets of its rows in the full weight."""
     alone, sharded = tiny(tmp_path, "all", *SHAPE), tiny(tmp_path, "all", *NODE, FSDP2)

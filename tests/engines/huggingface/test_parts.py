@@ -111,6 +111,7 @@ GPT = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
@@ -170,6 +171,7 @@ def test_gathered_weights_are_not_offloaded() -> None:
     torch.testing.assert_close(inputs.grad, torch.full((4, 8), 24.0))
 
 
+@pytest.mark.long
 def test_ranks_with_offloaded_optimizer_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one thread, as in other ranks, DeepSpeed's CPU AdamW would be as slow as one core."""
     offloaded = (f"{BLOCK}.strategy=deepspeed", f"{BLOCK}.zero_stage=2", f"{BLOCK}.offload_optimizer=true")
@@ -256,6 +258,7 @@ def test_versions_are_those_of_installed_libraries(monkeypatch: pytest.MonkeyPat
     assert packages.versions() == {name: f"{name} 1" for name in names}
 
 
+@pytest.mark.long
 def test_generation_in_4_bits_needs_bitsandbytes() -> None:
     words = ("task=generate_7b", "engine=huggingface", "cluster=dgxh200", "cluster.ranks_per_node=1")
     base = {"transformers": "engine=huggingface", "accelerate": "engine=huggingface"}

@@ -139,6 +139,7 @@ def test_gpt_is_saved_as_one_file_with_tied_embedding_and_its_conversion_loads(t
     assert_close(weights(other.placement.model), weights(engine.placement.model), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_adapters_are_saved_as_peft_does_and_loaded(tmp_path: Path) -> None:
     plan = tiny(tmp_path, "lora", FSDP2)
     engine = HuggingFaceEngine(plan, 7)
@@ -219,6 +220,7 @@ def test_4_bit_weight_is_quantised_from_the_full_weight_in_bf16() -> None:
     assert quantized.is_quantized(weight) and not quantized.is_quantized(torch.nn.Parameter(whole))
 
 
+@pytest.mark.long
 def test_balanced_places_layers_on_gpus_by_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU replaces the GPUs."""
     plan = tiny(tmp_path, "all", f"{BLOCK}.strategy=balanced", "recipe.clip_grad=1")

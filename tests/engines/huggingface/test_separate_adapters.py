@@ -86,6 +86,7 @@ def test_q_and_v_begin_with_different_a_that_depend_on_the_seed(tmp_path: Path) 
     assert not torch.equal(other["model.layers.0.self_attn.q_proj.lora_A.default.weight"], q)
 
 
+@pytest.mark.long
 def test_saved_adapters_load_in_peft_and_in_this_engine(tmp_path: Path) -> None:
     import peft
 
@@ -104,6 +105,7 @@ def test_saved_adapters_load_in_peft_and_in_this_engine(tmp_path: Path) -> None:
         assert_close(weights(other.placement.model), weights(engine.placement.model), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_folders_of_other_adapters_are_refused(tmp_path: Path) -> None:
     """Also those that this project writes: adapters with a shared A fit separate ones of the same layers."""
     shared, separate = tiny(tmp_path, "lora"), tiny(tmp_path, "lora", SEPARATE)

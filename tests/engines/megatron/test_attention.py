@@ -89,6 +89,7 @@ def assert_close(got: Tensor, want: Tensor, name: str) -> None:
     assert error < TOLERANCE[got.dtype], f"the relative error of {name} is {error:.1e}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cp", [1, 2, 4])
 @pytest.mark.parametrize("num_groups", [2, H], ids=["gqa", "mha"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
@@ -110,6 +111,7 @@ def test_output_and_gradients_are_those_of_an_explicit_softmax(dtype: torch.dtyp
         assert_close(torch.cat(got), want[order], name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("softmax_scale", [None, SCALE])
 def test_the_module_has_gradients(softmax_scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a plain sum is one element with strides of zero."""

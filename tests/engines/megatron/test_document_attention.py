@@ -53,6 +53,7 @@ def compare(rows: list[list[int]], *, groups: int, dtype: torch.dtype) -> None:
         assert (one.double() - want).norm() <= TOLERANCE[dtype] * want.norm(), name
 
 
+@pytest.mark.long
 @given(rows=st.lists(LENGTHS, min_size=1, max_size=3), groups=st.sampled_from((1, 2, H)))
 @settings(max_examples=25, deadline=None)
 def test_attention_is_that_of_an_explicit_mask(rows: list[list[int]], groups: int) -> None:

@@ -126,6 +126,7 @@ def assert_same(engine: model.ModelAndOptimizer, rows: rows_of.Rows) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_layer_gives_documents_the_losses_and_gradients_that_they_have_alone(engine: str, tmp_path: Path) -> None:
     one, rows = built(tmp_path, *ENGINES[engine]), packed(STARTS)
@@ -140,6 +141,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> model.ModelAndOptimizer:
     return built(tmp_path_factory.mktemp("llama"), *ENGINES["all weights, Llama"])
 
 
+@pytest.mark.long
 @given(cuts=st.lists(st.sets(st.integers(1, S - 1), max_size=S - 1), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(max_examples=20, deadline=None)
 def test_documents_of_any_lengths(llama: model.ModelAndOptimizer, cuts: list[set[int]], seed: int) -> None:

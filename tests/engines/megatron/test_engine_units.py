@@ -202,6 +202,7 @@ def test_offloaded_moments_give_bitwise_the_same_weights(monkeypatch: pytest.Mon
             assert engine.optimizer.num_steps == 0
 
 
+@pytest.mark.long
 def test_training_steps_are_those_of_a_plain_torch_loop() -> None:
     """Two micro-batches a step; two warm-up steps to the learning rate 0.01, then half a cosine over four steps."""
     schedule = ("recipe.lr=0.01", "recipe.lr_warmup_steps=2", "task.training.max_steps=6")
@@ -237,6 +238,7 @@ def test_step_with_the_rows_of_a_group_that_has_left_is_sgd_on_all_rows(indices:
         assert (weight - before[name]).abs().max() > 1e-4, "more than the tolerance"
 
 
+@pytest.mark.long
 def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
     """With FP32 instead of FP8 and BF16, the hand-written layers train like megatron-core's from one checkpoint."""
     recipe = ("task.training.lora.dropout=0", "recipe.lr=0.01", "recipe.lr_warmup_steps=0")
@@ -343,6 +345,7 @@ def test_ranks_have_the_same_dropout_only_for_shared_inputs(
     assert not torch.equal(first, replica) and not torch.equal(first, stage)
 
 
+@pytest.mark.long
 def test_warm_up_returns_the_times_of_its_last_step_and_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first iteration compiles: 60 and 20 s. The second takes 3 and 1."""
     now_s, takes_s = [0.0], iter((60, 20, 3, 1))

@@ -76,6 +76,7 @@ def logits(engine: MegatronEngine) -> Tensor:
         return chunk.eval()(TOKENS, torch.arange(12).expand(2, -1), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_transformers_computes_the_logits_of_the_trained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_pretrained: Callable[..., Any], shape: str
@@ -94,6 +95,7 @@ def test_transformers_computes_the_logits_of_the_trained_model(
     torch.testing.assert_close(logits(engine), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_bf16_run_is_exported_in_bf16_or_as_master_weights(tmp_path: Path, from_pretrained: Callable[..., Any]) -> None:
     engine = saved(tmp_path, *ALL, "precision=bf16")
     (state, *_) = engine.parts.optimizer.states()
@@ -121,6 +123,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", REFUSED)
 def test_unsupported_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
     overrides, name, message = REFUSED[why]
@@ -132,6 +135,7 @@ def test_unsupported_export_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_existing_folder_and_missing_tokenizer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path, *ALL)
     source = str(tmp_path / "checkpoints" / "trial_0" / "step_4")

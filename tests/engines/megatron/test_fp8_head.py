@@ -141,6 +141,7 @@ def test_loaded_weight_is_quantised_again() -> None:
     assert torch.equal(computed.weights()[1].values.float(), after.T)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(DEVICE != "cpu", reason="one gloo rank in the tests' own process")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*is deprecated", "ignore::FutureWarning")
 def test_only_training_uses_the_fp8_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +155,7 @@ def test_only_training_uses_the_fp8_head(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 1e-6 < abs(trained[0] - trained[1]) < 0.05 * trained[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

@@ -333,6 +333,7 @@ def share_dropped_by_both(one: Tensor, other: Tensor) -> float:
     return ((one == 0) & (other == 0)).double().mean().item()
 
 
+@pytest.mark.long
 def test_dropout_has_its_probability_and_is_independent_of_seeds_and_neighbours() -> None:
     masks = [mask(Dropout(0.1, seed)) for seed in (1, 2, 3)]
     for kept in masks:

@@ -239,6 +239,7 @@ def test_full_fine_tuning_matches_transformers_and_torch(shape: str, folder: Pat
         torch.testing.assert_close(weight[seen], expected.weights[name][seen], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_rope_is_scaled_as_transformers_scales_it(folder: Path) -> None:
     """Of four frequencies two are unchanged, one is interpolated, and the lowest is divided by the factor."""
     plan = composed("llama", folder)

@@ -72,6 +72,7 @@ def exact(linear: Linear) -> Tensor:
     return linear.dense(torch.bfloat16 if is_nf4 else torch.float64).double()
 
 
+@pytest.mark.long
 @precisions
 @rows
 def test_linear(monkeypatch: pytest.MonkeyPatch, precision: WeightPrecision, num_rows: int) -> None:
@@ -99,6 +100,7 @@ def test_gated(precision: WeightPrecision, num_rows: int) -> None:
     check(KERNELS.gated(x, linear, norm), silu(gate) * up, tolerance=2 * TOLERANCE)  # a product of two
 
 
+@pytest.mark.long
 def test_many_rows_of_a_prompt_use_fp8_gemms() -> None:
     width, outputs, num_rows = 320, 96, few_rows_kernels.MOST_ROWS + 1
     x, linear, residual = (
@@ -143,6 +145,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("groups", "repeats", "parts", "added"),
     [(2, 4, 1, ""), (2, 4, 4, ""), (3, 1, 1, ""), (3, 1, 4, ""), (2, 7, 4, "bias"), (2, 4, 1, "bias norms")],
@@ -182,6 +185,7 @@ def test_keys_are_split_only_for_few_slots() -> None:
     assert attention_kernels.num_parts(32, 4096) == 8 and attention_kernels.num_parts(1000, 4096) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{}, {"qkv_bias": True, "qk_norm": True}, {"head_dim": 48}], ids=str)
 def test_kernels_compute_a_model(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     """A short prompt, whose rows also use the kernels, and two decode steps, compared with torch's operations."""

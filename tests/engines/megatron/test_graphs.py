@@ -63,6 +63,7 @@ def engine_of(*overrides: str, seed: int = 1) -> model.ModelAndOptimizer:
     return engine
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", TASKS.values(), ids=TASKS)
 def test_captured_pass_matches_the_eager_pass(monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]) -> None:
     """Two micro-batches a step, with different rows and different dropout."""
@@ -101,6 +102,7 @@ def test_profile_of_modules_runs_eagerly_and_keeps_the_graph(monkeypatch: pytest
     assert not files[0].exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize(
     "split", ["parallel.tp=2 parallel.sp=true", "parallel.tp=2 parallel.sp=false", "parallel.cp=2"]

@@ -142,6 +142,7 @@ def with_random_adapters(engine: model.ModelAndOptimizer) -> model.ModelAndOptim
     return engine
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recomputed", [None, PARTLY], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_of_all_weights_are_those_of_transformers(
@@ -177,6 +178,7 @@ def peft_of(engine: model.ModelAndOptimizer, reference: "PreTrainedModel") -> "P
     return wrapped.double()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("base", "is_exact"), [*((base, True) for base in BASES), ("bf16", False)], ids=[*BASES, "bf16, rounded"]
 )
@@ -272,6 +274,7 @@ def test_every_layout_trains_adapters_like_peft(
         assert parse(log).eval_final == pytest.approx(eval_loss, abs=1e-4), layout
 
 
+@pytest.mark.long
 def test_50_greedy_tokens_are_those_of_transformers(folder: Path, written: dict[str, "PreTrainedModel"]) -> None:
     for name, reference in written.items():
         expected = theirs(reference, request := Request(prompts(17)[0], 50))
@@ -298,6 +301,7 @@ def test_two_ranks_generate_the_tokens_of_transformers(folder: Path, written: di
         assert [tuple(row) for row in answers] == [theirs(reference, one) for one in requests], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [WeightPrecision.bf16, WeightPrecision.fp8, WeightPrecision.nf4])
 @pytest.mark.parametrize("name", HAS_OWN_QKV)
 def test_logits_of_prompts_and_steps_are_those_of_transformers(

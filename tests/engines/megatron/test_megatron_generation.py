@@ -147,6 +147,7 @@ def test_concurrent_answers_match_transformers(
         assert is_before == (batching is Batching.continuous), "a static batch ends with its longest answer"
 
 
+@pytest.mark.long
 def test_sampled_answers_depend_on_their_seed_alone(tiny: tuple[Path, Model, LlamaForCausalLM]) -> None:
     folder, model, _ = tiny
     sampling = Sampling(temperature=1.0, top_k=100, top_p=0.9)
@@ -238,6 +239,7 @@ def test_logits_are_those_of_transformers(
         assert error(got, expected_logits(their_model, row)) < BOUNDS[precision]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stored", [Stored.fp8, Stored.nf4])
 def test_quantised_weights_have_the_logits_of_their_dequantised_values(
     tiny: tuple[Path, Model, LlamaForCausalLM], stored: Stored
@@ -297,6 +299,7 @@ def test_two_ranks_give_the_answers_of_one(tmp_path: Path) -> None:
     assert sampled != in_nf4 and [len(row) for row in in_nf4] == [one.length for one in few]
 
 
+@pytest.mark.long
 def test_prefills_of_warmed_up_shapes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake graph runs the captured function again with the current values of its inputs."""
     graph_launches = []
@@ -351,6 +354,7 @@ def test_the_log_of_a_task_is_valid(tmp_path: Path) -> None:
     assert ranks.DEVICE != "cpu" or '"all_reduce": "gloo", "no_peer_memory": "the ranks have no GPUs"' in log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling", [Sampling(temperature=0.7), Sampling(temperature=1.5, top_k=5), Sampling(temperature=1.0, top_p=0.8)]
 )

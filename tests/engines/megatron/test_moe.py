@@ -171,6 +171,7 @@ def gradients(engine: model.ModelAndOptimizer, rows: rows_of.Rows, indices: np.n
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_losses_and_gradients_are_those_of_transformers(shape: str, folder: Path) -> None:
     expected = reference(shape, folder)
@@ -186,6 +187,7 @@ def test_losses_and_gradients_are_those_of_transformers(shape: str, folder: Path
     assert loop.evaluate(engine, rows) == pytest.approx(expected.eval_loss, abs=1e-4)
 
 
+@pytest.mark.long
 def test_bf16_has_losses_close_to_fp32(folder: Path) -> None:
     expected = reference("mixtral", folder)
     engine, rows = loaded(composed("mixtral", folder, "precision=bf16")), rows_of.load(expected.plan, "train")
@@ -195,6 +197,7 @@ def test_bf16_has_losses_close_to_fp32(folder: Path) -> None:
     assert np.abs(np.subtract(losses, expected.losses)).max() > 1e-3, "the bound must mean something"
 
 
+@pytest.mark.long
 def test_load_balancing_loss_is_that_of_transformers_in_one_layer(folder: Path, tmp_path: Path) -> None:
     """Of several layers runstop takes the mean of their losses; transformers pools their tokens first."""
     words = ("model.num_layers=1", "model.experts.aux_loss_coef=0.5", "recipe.micro_batch_size=4")
@@ -225,6 +228,7 @@ def test_both_dispatchers_have_the_same_gradients(shape: str, folder: Path, monk
         torch.testing.assert_close(gradient, by_dispatcher["allgather"][name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ranks.DEVICE != "cpu", reason="compares logits on a CPU")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_trained_experts_are_exported_to_transformers(shape: str, tmp_path: Path, from_pretrained: Any) -> None:  # noqa: F811
@@ -238,6 +242,7 @@ def test_trained_experts_are_exported_to_transformers(shape: str, tmp_path: Path
     torch.testing.assert_close(logits(engine), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_lora_trains_attention_and_freezes_experts_and_router(folder: Path) -> None:
     expected = reference("mixtral", folder)
     plan = composed("mixtral", folder, full=LORA)

@@ -77,6 +77,7 @@ def test_double_quantisation_picks_the_nearest_level_in_groups_of_256(shape: tup
     np.testing.assert_allclose(error, np.abs(unit[:, None] - levels).min(axis=1), atol=1e-5)
 
 
+@pytest.mark.long
 def test_bits_per_weight() -> None:
     quantized = nf4.quantize(weight((1024, 4096)))
     bits = 8 * sum(part.numel() * part.element_size() for part in quantized) / (1024 * 4096)
@@ -126,6 +127,7 @@ def test_tp_rank_quantises_its_part_like_the_full_weight(axis: int) -> None:
     assert 0 < (dense - expected).norm() / expected.norm() < 0.01, "only the absmax are rounded differently"
 
 
+@pytest.mark.long
 def test_bits_and_error_are_those_of_bitsandbytes() -> None:
     bnb = pytest.importorskip("bitsandbytes.functional")
     dense = weight((512, 4096)).cpu()

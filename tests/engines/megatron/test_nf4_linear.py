@@ -65,6 +65,7 @@ def same(loaded: nf4.Nf4, expected: nf4.Nf4) -> bool:
     return all(torch.equal(a, b) for a, b in zip(loaded, expected, strict=True))
 
 
+@pytest.mark.long
 def test_base_is_quantised_on_load(base: tuple[Path, dict[str, Tensor]]) -> None:
     """The codes are those of the full weight; no tensor is trained, or cast with the model."""
     folder, weights = base
@@ -143,6 +144,7 @@ def test_several_ranks_quantise_layers_one_at_a_time_on_load(monkeypatch: pytest
     assert parts(2) == [whole], "nothing is quantised"
 
 
+@pytest.mark.long
 def test_adapters_of_a_peft_folder_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The folder has the format of engine=huggingface; the optimizer is reset."""
     engine, other = built(), built(seed=3)
@@ -162,6 +164,7 @@ def test_adapters_of_a_peft_folder_are_those_of_the_engine(monkeypatch: pytest.M
     assert did == ["reset"]
 
 
+@pytest.mark.long
 def test_another_model_s_checkpoint_is_refused(base: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for engine, folder, reason in (

@@ -98,6 +98,7 @@ def test_losses_are_bitwise_the_same(kind: str) -> None:
     assert len(set(resident)) == 4
 
 
+@pytest.mark.long
 @on_this_rank
 @quietly
 def test_each_layer_prefetches_for_the_next_offloaded_layer_below(monkeypatch: pytest.MonkeyPatch) -> None:

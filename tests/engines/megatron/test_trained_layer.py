@@ -137,6 +137,7 @@ def backward(
     return gradients | {f"x{i}": x.grad.double() for i, x in enumerate(inputs)}
 
 
+@pytest.mark.long
 def test_missing_main_grad_is_an_error() -> None:
     engine = built("llama", "precision=fp32")
     layer = engine.unwrapped_chunks()[0].decoder.layers[0]

@@ -105,6 +105,7 @@ def test_every_kind_of_state_resumes_bitwise(tmp_path: Path, kind: str) -> None:
     assert trained(other, range(5, 7)) == expected
 
 
+@pytest.mark.long
 def test_another_layout_continues_with_dropout_masks_that_were_not_used_before(tmp_path: Path) -> None:
     """Neither those of the start, nor those after another checkpoint of the trial."""
     engine, _, plan = started(tmp_path)
@@ -119,6 +120,7 @@ def test_another_layout_continues_with_dropout_masks_that_were_not_used_before(t
     assert len(set(sampled)) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_megatron_core_loads_the_trained_weights(tmp_path: Path, precision: str) -> None:
     """It is a normal checkpoint: MODEL may point at it, and megatron-core's loader reads it."""
@@ -131,6 +133,7 @@ def test_megatron_core_loads_the_trained_weights(tmp_path: Path, precision: str)
         assert torch.equal(loaded[name], weight.to(loaded[name].dtype)), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trains", [ALL, ("task.training.max_steps=9",)])
 def test_checkpoint_has_trained_weights_only(tmp_path: Path, trains: tuple[str, ...]) -> None:
     engine = saved(tmp_path, *trains)
@@ -143,6 +146,7 @@ def test_checkpoint_has_trained_weights_only(tmp_path: Path, trains: tuple[str, 
     assert states - weights == {f"optimizer.state.{moment}.{name}" for moment in moments for name in weights}
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     engine = saved(tmp_path)
     expected = trained(engine, range(5, 7))
@@ -186,6 +190,7 @@ def test_disk_failure_at_any_moment_ends_the_trial_with_complete_checkpoints(tmp
     assert at > 8 and [saved_state.step for saved_state in whole] == [6, 4]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(ConfigError, match="saved with other settings: max_steps is 9 instead of 8"):
@@ -204,10 +209,12 @@ def test_too_small_a_disk_is_refused_before_training(tmp_path: Path, monkeypatch
         started(tmp_path)[1].resume()
 
 
+@pytest.mark.long
 def test_training_continues_while_a_copy_is_written(tmp_path: Path) -> None:
     assert saved(tmp_path).snapshot().is_copy
 
 
+@pytest.mark.long
 def test_state_is_written_at_once_without_room_for_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jobs.engines import rank_state
 
@@ -220,6 +227,7 @@ def test_state_is_written_at_once_without_room_for_a_copy(tmp_path: Path, monkey
     assert trained(other, range(5, 7)) == expected
 
 
+@pytest.mark.long
 def test_groups_on_the_same_node_share_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     where = ("cluster=local", "cluster.ranks_per_node=4", "parallel.groups=2")
     plan = groups.of_group(
