@@ -15,10 +15,10 @@ class Evaluation(Part, kw_only=True):
     """One evaluation of a trial."""
 
     samples: float | None
-    """Samples trained on so far; null if the log counts epochs or steps instead."""
+    """The number of trained samples. Null if the log counts epochs or steps."""
     value: float
     line: int | None = None
-    """The line of the log."""
+    """The line number in the log."""
     time: str | None = None
     metric: str | None = None
-    """The metric, if the benchmark has several."""
+    """The name of the metric. Only set if the benchmark has several metrics."""

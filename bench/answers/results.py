@@ -22,8 +22,7 @@ from bench.runs.verification import Compared
 
 
 class Span(Part, kw_only=True):
-    """One trial of a log. The first trial begins at the first record of the log. Each other trial begins at its
-    run_start."""
+    """One trial of a log."""
 
     first_line: int
     last_line: int
@@ -36,22 +35,20 @@ class Span(Part, kw_only=True):
 
 
 class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
-    """The verdict on one log, and all numbers that the log has. A number that the log does not have is null."""
+    """The verdict on one log, and the numbers in the log."""
 
     file: str
-    """The path of the log."""
     kind: str
     """The kind of the task: train, generate, serve or kernels."""
     valid: bool
-    """Whether the trial completed its task, by runstop's rules. For training, whether it reached its target."""
+    """Whether the trial is valid by runstop's rules."""
     problems: tuple[str, ...]
-    """Why the trial is not valid, in words."""
+    """Why the trial is not valid."""
     findings: tuple[Finding, ...]
-    """The broken rules."""
     measurements: tuple[Measurement, ...]
     """All measurements with their units."""
     official: tuple[OfficialVerdict, ...] | None
-    """The verdicts of MLPerf's own checker (`--official`); null for kinds without official rules."""
+    """The verdicts of MLPerf's own checker, with the option `--official`."""
     loads: tuple["ServedLoad", ...] | None = None
     """The loads of a serving task."""
     benchmark: str | None
@@ -59,34 +56,34 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     org: str | None
     platform: str | None
     status: str | None
-    """The status of run_stop: success or aborted."""
+    """The status in the record run_stop: success or aborted."""
     started: str | None
-    """The time of run_start."""
+    """The time of the record run_start."""
     stopped: str | None
-    """The time of run_stop."""
+    """The time of the record run_stop."""
     time_to_train_min: float | None
-    """From run_start to run_stop. Null if the log has only a part of the trial."""
+    """Null if the log has only a part of the trial."""
     has_target: bool
-    """Whether the run has a target. Without a target, no number of the log is a time to train."""
+    """Whether the training has a target."""
     has_random_rows: bool
-    """Whether the data was random tokens. Then losses have no meaning."""
+    """Whether the training data is random tokens."""
     shape_of: str | None
-    """If the log has no target: the benchmark with the same amount of work in steps and evaluations."""
+    """The benchmark that has the same work per step and per evaluation. Only set if the run has no target."""
     resumed_samples: float | None
     """The number of samples that earlier attempts trained. Null if the log has the complete trial."""
     init_s: float | None
-    """From the first init_start to init_stop."""
+    """The time from the first record init_start to the record init_stop."""
     evaluations: tuple[Evaluation, ...]
     train_losses: tuple[tuple[float | None, float], ...]
-    """Pairs of samples and loss."""
+    """Each item is a pair: a number of samples, and the loss."""
     target: float | None
     higher_is_better: bool
-    """Whether higher values are better, as for an accuracy. For a loss, this is false."""
+    """Whether higher values are better, as for an accuracy."""
     eval_final: float | None
     """The value of the last evaluation."""
     samples_to_target: float | None
     converged: bool
-    """Whether the last evaluation reached the target; false without a target."""
+    """Whether the last evaluation reached the target."""
     seed: int | None
     global_batch_size: int | None
     step_time_ms: float | None
@@ -94,7 +91,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     step_time_spread_ms: Spread | None
     """The distribution of the step times."""
     step_times_ms: tuple[tuple[float, float], ...]
-    """Pairs of samples and step time."""
+    """Each item is a pair: a number of samples, and a step time."""
     eval_time_s: float | None
     """The median time of an evaluation."""
     eval_times_s: tuple[float, ...]
@@ -102,32 +99,31 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     """The time of all training steps, without evaluations."""
     epoch_times_s: tuple[float, ...]
     real_token_share: float | None
-    """Tokens without padding, as a share of all tokens."""
+    """The share of tokens that are not padding."""
     throughput_samples_s: float | None
     num_gpus: int | None
     gpu_count_conflict: str
-    """Why the GPU count of the log is wrong. Empty without a conflict."""
+    """Why the GPU count in the log is wrong."""
     tokens_s_gpu: float | None
-    """Tokens per second and GPU."""
     tflop_per_sample: float | None
     tflops_gpu: float | None
     mfu: float | None
-    """Model FLOPs utilization, 0 to 1."""
+    """Model FLOPs utilization, from 0 to 1."""
     peak_memory_gib: PeakMemory | None
     telemetry: Telemetry | None
-    """Power, clocks and temperature of the GPUs; null if they were not sampled."""
+    """Power, clocks and temperature of the GPUs."""
     module_times: ModuleTimes | None
     """The time of each module in profiled steps."""
     local_sgd: LocalSgdResult | None
     system: dict[str, Any]
     """The description of the system, from the record SYSJSON of the log."""
     software: dict[str, str]
-    """Versions by name."""
+    """The versions of the software, by name."""
     hyperparameters: dict[str, Any]
     inputs: dict[str, str]
     """The checksum of each input that the ranks read."""
     spans: tuple[Span, ...]
-    """One entry for each run_start of the log."""
+    """One object for each record run_start of the log."""
 
 
 class ServedLoad(Part, kw_only=True):
@@ -141,27 +137,26 @@ class ServedLoad(Part, kw_only=True):
 
 
 class ImportedLoad(Answer, kw_only=True, tag="runstop/imported-load/1.0"):
-    """One load in a result file of another load generator: AIPerf, GuideLLM or vLLM."""
+    """One load in a result file of another load generator: AIPerf, GuideLLM or vLLM. `ttft` is the time to the first
+    token. `tpot` is the time per output token after the first token."""
 
     file: str
     source: str
-    """The tool."""
+    """The name of the load generator."""
     load: str
     requests: int
     failed: int | None
     output_throughput: float | None
-    """Tokens per second."""
+    """Output tokens per second."""
     request_throughput: float | None
     latency_p50_s: float | None
     latency_p99_s: float | None
     ttft_p50_s: float | None
-    """Time to the first token."""
     ttft_p99_s: float | None
     tpot_p50_s: float | None
-    """Time per output token after the first."""
     tpot_p99_s: float | None
     why_no_tokens: str
-    """Why there are no token times, if known."""
+    """Why the token times are missing, if the reason is known."""
 
 
 class Clue(Part, kw_only=True):
@@ -179,7 +174,7 @@ class Diagnosis(Answer, kw_only=True, tag="runstop/diagnosis/1.0"):
 
     run: str
     rule: str | None
-    """The ID of the rule, or `unknown`; null if nothing failed."""
+    """The ID of the rule, or `unknown`. Null if nothing failed."""
     title: str
     evidence: str | None
     """The log line that shows the failure."""
@@ -189,8 +184,9 @@ class Diagnosis(Answer, kw_only=True, tag="runstop/diagnosis/1.0"):
     """How far the trial got."""
     fix: str | None
     also: tuple[Clue, ...]
+    """Other rules that match. Usually, they are consequences of the failure."""
     lines: tuple[str, ...]
-    """The most informative log lines, if the rule does not name the cause."""
+    """The most informative log lines. Only set if the rule does not name the cause."""
 
 
 class LogPattern(Part, kw_only=True):
@@ -203,12 +199,13 @@ class LogPattern(Part, kw_only=True):
 
 
 class Rule(Answer, kw_only=True, tag="runstop/rule/1.0"):
-    """One known problem."""
+    """One known problem, and how to fix the problem."""
 
     rule: str
     title: str
     fix: str
     signs: tuple[LogPattern, ...]
+    """The patterns that identify the problem in a log."""
 
 
 class ScoredTrial(Part, kw_only=True):
@@ -222,10 +219,11 @@ class ScoredTrial(Part, kw_only=True):
 
 
 class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
-    """The MLPerf score of the trials of a folder. MLCommons has not verified this score."""
+    """The MLPerf score of the trials in a folder. MLCommons has not verified this score. A reference convergence point
+    (RCP) is the number of samples that MLPerf's reference needs to reach the target."""
 
     run: str
-    """The folder with the logs."""
+    """The folder with the logs of the trials."""
     benchmark: str | None
     division: str | None
     org: str | None
@@ -235,43 +233,43 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     ruleset: str
     num_runs: int
     num_runs_required: int | None
-    """Null for a benchmark that is not in the ruleset."""
+    """The number of runs that the ruleset requires."""
     results: tuple[ScoredTrial, ...]
     dropped_fastest: str | None
     dropped_slowest: str | None
     dropped_reasons: tuple[str, ...]
     num_failed: int
-    """Trials that did not converge, or whose logs are rejected."""
+    """The number of trials that did not converge or have a rejected log."""
     olympic_min: float | None
-    """The mean time to train in minutes, without the dropped trials."""
+    """The mean time to train, without the dropped trials."""
     olympic_samples: float | None
     rcp_mean_samples: float | None
     rcp_stdev_samples: float | None
     rcp_min_samples: float | None
-    """The lowest mean number of samples that is accepted."""
+    """The lowest mean number of samples that MLPerf accepts."""
     rcp_factor: float | None
-    """A factor of at least 1. The score is olympic_min times this factor."""
+    """The score is `olympic_min` multiplied by this factor. The factor is at least 1."""
     official_min: float | None
-    """olympic_min times rcp_factor; null unless the score is valid."""
+    """The score. Null if the score is not valid."""
     interval_min: tuple[float, float] | None
-    """The 90 % interval of official_min from resampled trials."""
+    """The bounds of the 90 % interval of `official_min`."""
     samples_distribution: dict[str, int]
-    """How many trials reached the target after how many samples."""
+    """For each number of samples: how many trials reached the target after this number."""
     compliance: tuple[OfficialVerdict, ...]
     rcp: RcpVerdict
     findings: tuple[Finding, ...]
     valid: bool
     disagreements: tuple[str, ...]
-    """Differences between the verdict of MLPerf's checker and the verdict of runstop."""
+    """Differences between the verdicts of MLPerf's checker and of runstop."""
 
 
 class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
-    """One trial of a report. If the task does not train, the numbers of the trial are in `measurements`."""
+    """One trial of a report."""
 
     trial: str
     valid: bool
     measurements: tuple[Measurement, ...] = ()
-    """The measurements of tasks that do not train."""
+    """The measurements of a trial that does not train."""
     set: str | None = None
     """The name of the set of trials."""
     file: str | None = None
@@ -289,7 +287,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     throughput_samples_s: float | None = None
     tokens_s_gpu: float | None = None
     real_tokens_s_gpu: float | None = None
-    """The number of tokens per second and GPU, without padding tokens."""
+    """Tokens per second and GPU, without padding tokens."""
     steps_time_s: float | None = None
     epoch_time_s: float | None = None
     train_loss: float | None = None
@@ -297,14 +295,14 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     mfu: float | None = None
     eval_time_s: float | None = None
     evaluation_share: float | None = None
-    """The time of the evaluations, as a share of the time from run_start to run_stop."""
+    """The share of evaluations in the time from run_start to run_stop."""
     peak_memory_gib: float | None = None
     estimated_memory_gib: float | None = None
     has_target: bool | None = None
     official: bool | None = None
-    """Whether MLPerf's own checker passed; null if it has no rules for the log."""
+    """Whether MLPerf's own checker passed. Null if MLPerf has no rules for the log."""
     counted: str | None = None
-    """Whether the trial counts in the olympic mean, in words."""
+    """A text that says whether the trial counts in the olympic mean."""
     why: str | None = None
     """Why the trial is not valid."""
     run_cost: float | None = None
@@ -314,7 +312,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
 
 
 class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
-    """One benchmark of one system in the results repository of an MLPerf round (`published`)."""
+    """The results of one system for one benchmark of an MLPerf round."""
 
     folder: str
     """The folder of the logs."""
@@ -324,34 +322,33 @@ class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
     system: str
     division: str | None
     availability: str | None
-    """For example, `Available on-premise`."""
     num_nodes: int | None
     num_gpus: int | None
     accelerator: str | None
     time_to_train_min: float | None
-    """The score: the olympic mean times the RCP factor. For a single run: the time of this run. Null if there is no
-    score."""
+    """The score. If there is only one run: the time of this run."""
     olympic_min: float | None
     rcp_factor: float | None
     global_batch_size: int | None
     tp: int | None
+    """The size of tensor parallelism."""
     pp: int | None
+    """The size of pipeline parallelism."""
     cp: int | None
-    """`tp`, `pp` and `cp` are the sizes of tensor, pipeline and context parallelism. Null if the logs do not have the
-    size."""
+    """The size of context parallelism."""
     num_runs: int
     num_failed: int | None
     samples_to_target: float | None
-    """The mean of the runs that reached the target."""
+    """The mean over the runs that reached the target."""
     samples_distribution: dict[str, int]
-    """How many runs reached the target after how many samples."""
+    """For each number of samples: how many runs reached the target after this number."""
     eval_interval: int | None
-    """Samples between two evaluations."""
+    """The number of samples between two evaluations."""
     step_time_ms: float | None
     tokens_s_gpu: float | None
     """Tokens per second and GPU during training, without evaluations."""
     valid: bool
-    """Whether the logs are a score by the official rules."""
+    """Whether the logs are a score by MLPerf's rules."""
     notes: tuple[str, ...]
     """Reasons for missing values, and differences between sources."""
 
@@ -378,12 +375,11 @@ class Package(Answer, kw_only=True, tag="runstop/package/1.1"):
     todo: tuple[str, ...]
     """The values that the user must fill in."""
     energy_j: dict[str, float]
-    """The energy of each entry by MLPerf's rules, before the RCP factor. The keys are folders of the submission. Empty
-    if no power was measured."""
+    """The energy of each entry, not multiplied by the RCP factor. The keys are folders of the submission."""
     checkers: dict[str, Checker]
     findings: tuple[Finding, ...]
     passed: bool
-    """Whether every checker passed without --force."""
+    """Whether every checker passed without `--force`."""
     note: str
 
 
@@ -396,7 +392,7 @@ class Verification(Answer, kw_only=True, tag="runstop/verification/1.0"):
 
 
 class ComparedValues(msgspec.Struct, kw_only=True):
-    """The comparison of two systems: the ratio of the first to the second."""
+    """The comparison of two systems."""
 
     names: tuple[str, str]
     measurement: str
@@ -405,39 +401,45 @@ class ComparedValues(msgspec.Struct, kw_only=True):
     pairing: str
     """One of: `paired by block`; `paired in order of time`; `not paired`."""
     margin: float
-    """Two systems are equivalent if their ratio is between 1 / (1 + margin) and 1 + margin."""
+    """The systems are equivalent if `ratio` is between 1 / (1 + margin) and 1 + margin."""
     confidence: float
     first: tuple[float, ...]
+    """One value for each run of the first system."""
     second: tuple[float, ...]
-    """`first` and `second` have one value for each run. If the runs are paired, first[k] and second[k] are a pair."""
+    """One value for each run of the second system. If the runs are paired, second[k] and first[k] are a pair."""
     verdict: str
-    """One of: `equivalent`; `equivalent, different`; `different`; `undecided`; `not compared`."""
+    """One of: `equivalent`; `equivalent, different`; `different`; `undecided`; `not compared`. The second verdict means
+    a significant difference within the margin."""
     reason: str
     """Why the values cannot be compared."""
     ratio: float | None
+    """The ratio of the first system to the second system."""
     low: float | None
+    """The lower bound of the interval of `ratio`."""
     high: float | None
-    """`low` and `high` are the bounds of the interval of the ratio."""
+    """The upper bound of the interval of `ratio`."""
     bootstrap: tuple[float, float] | None
+    """The bounds of the bootstrap interval of `ratio`."""
     p_equivalent: float | None
+    """The p-value of the hypothesis that `ratio` is outside the margin."""
     spread: float | None
-    """The run-to-run standard deviation as a share."""
+    """The standard deviation from run to run, as a share."""
     num_more: int | None
-    """How many more runs an undecided comparison needs."""
+    """The number of additional runs that an undecided comparison needs."""
     notes: tuple[str, ...]
     text: str
     """The verdict in words."""
     is_better: bool | None
-    """Whether the first system is better; null without a significant difference."""
+    """Whether the first system is better. Null if the difference is not significant."""
 
 
 class Comparison(ComparedValues, kw_only=True, tag_field="schema", tag="runstop/comparison/1.0"):
-    """The comparison of two sets of runs."""
+    """The comparison of two systems."""
 
     runs: tuple[tuple[str, ...], tuple[str, ...]]
-    """The run folders of each set."""
+    """The run folders of each system."""
     differences: dict[str, tuple[str, str]]
-    """Hardware, software and settings that differ, with both values."""
+    """The hardware, software and settings that differ. Each value is a pair: the first and the second system."""
 
 
 class HistoryRun(Answer, kw_only=True, tag="runstop/history-run/1.0"):
@@ -455,7 +457,7 @@ class HistoryRun(Answer, kw_only=True, tag="runstop/history-run/1.0"):
     values: dict[str, tuple[float, ...]]
     """For each measurement, the value of each trial."""
     facts: dict[str, str]
-    """Hardware and software."""
+    """The hardware and software."""
     tags: tuple[str, ...]
     note: str
 
@@ -472,25 +474,25 @@ class NodeFinding(Part, kw_only=True):
 
 
 class Node(Answer, kw_only=True, tag="runstop/node/1.0"):
-    """What all runs found out about a node (`runstop nodes`)."""
+    """One node, and the problems that all runs found on the node."""
 
     node: str
     backend: str
     runs: tuple[str, ...]
-    """The oldest first."""
+    """The runs on the node. The oldest run is first."""
     passed_checks: int
-    """The number of checks of this node that found no problem."""
+    """The number of checks that found no problem."""
     findings: tuple[NodeFinding, ...]
-    """The oldest first."""
+    """The problems of the node. The oldest problem is first."""
     last_seen: str | None
     is_left_out: bool
-    """Whether cluster.avoid=auto leaves out this node."""
+    """Whether `cluster.avoid=auto` leaves out this node."""
     reason: str | None
-    """The newest finding in words, if the node is left out."""
+    """The newest problem in words, if the node is left out."""
 
 
 class Regression(Answer, kw_only=True, tag="runstop/regression/1.0"):
-    """Whether the newest runs of a task are worse than earlier ones."""
+    """Whether the newest runs of a task are worse than earlier runs."""
 
     task: str
     hardware: str
@@ -499,7 +501,7 @@ class Regression(Answer, kw_only=True, tag="runstop/regression/1.0"):
     verdict: str
     """One of: `regression`; `no regression`; `undecided`; `not judged`."""
     text: str
-    """The change with its 95 % interval, or why there is none."""
+    """The change with its 95 % interval, or why there is no interval."""
     run: str
     """The newest run."""
 
@@ -519,11 +521,11 @@ class StudyPlan(Answer, kw_only=True, tag="runstop/study-plan/1.0"):
     folder: str
     arms: tuple[PlannedArm, ...]
     gpu_hours: dict[str, float | None]
-    """The estimated GPU hours of one run of each arm, without start and evaluations."""
+    """The estimated GPU hours of one run of each arm, without the start and the evaluations."""
     cost: dict[str, float | None]
-    """The price of these GPU hours."""
+    """The price of `gpu_hours`."""
     order: tuple[tuple[str, ...], ...]
-    """The arms of each block that would run, in order."""
+    """The arms of each block, in the order of the runs."""
 
 
 class Difference(Part, kw_only=True):
@@ -538,14 +540,13 @@ class Difference(Part, kw_only=True):
 
 
 class Study(Answer, kw_only=True, tag="runstop/study/1.0"):
-    """The tables of a study."""
+    """The results of a study. An arm is one of the variants that the study compares."""
 
     name: str
     title: str
     question: str
     source: str
     folder: str
-    """The folder of the study."""
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     tables: tuple[Table, ...]
@@ -556,7 +557,7 @@ class Study(Answer, kw_only=True, tag="runstop/study/1.0"):
     """The command that continues the study."""
     commit: str
     date: str
-    """The days of the first and the last run in UTC; empty without runs."""
+    """The days of the first and the last run."""
     hardware: str
     order: tuple[tuple[str, ...], ...]
     margin: float

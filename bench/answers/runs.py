@@ -12,59 +12,55 @@ from bench.watch.hardware import Hottest
 
 
 class Run(Answer, kw_only=True, tag="runstop/run/1.0"):
-    """A run folder. Each measured number is the median over the valid trials of the run, or null without a valid
-    trial."""
+    """One run. Each measured number is the median over the valid trials of the run."""
 
     run: str
-    """The path of the run folder."""
     jobs: tuple[str, ...]
-    """The IDs of its jobs, the newest last."""
+    """The IDs of the jobs. The newest job is last."""
     state: str
-    """While the job is active: the state of the job. Later: the outcome of the run."""
+    """The state of the active job. If no job is active: the outcome of the run."""
     job_state: str | None
-    """The state in the words of the scheduler."""
+    """The state of the job in the words of the scheduler."""
     is_active: bool
     """Whether a job is queued or running."""
     reason: str
-    """Why the run waits or failed; empty if it runs or succeeded."""
+    """Why the run waits or failed."""
     outcomes: tuple[str, ...]
     """The outcome of each trial."""
     exit_code: int | None
     rule: str | None
     """The rule that explains the failure."""
     started: str | None
-    """The time when the first valid trial began. Without a valid trial, the time of the launch."""
+    """The start of the first valid trial. Without a valid trial: the time of the launch."""
     overrides: str
-    """The overrides on the command line; empty if they are not known."""
+    """The overrides on the command line."""
     tags: tuple[str, ...]
     note: str
     num_valid: int
     """The number of valid trials."""
     time_to_train_min: float | None
-    """From run_start to run_stop."""
     step_time_ms: float | None
     tokens_s: float | None
-    """Tokens per second of all ranks together, while training."""
+    """Tokens per second of all ranks together, during training."""
 
 
 class Plan(Answer, kw_only=True, tag="runstop/plan/5.0"):
-    """The content of the file plan.json, with the additional field `schema`. MAJOR is the `version` of the plan. The
-    other fields depend on the kind of the task."""
+    """The content of the file plan.json. The fields after `config` depend on the kind of the task."""
 
     version: int
+    """The same number as MAJOR."""
     config: dict[str, Any]
-    """The whole configuration. Its keys are the keys of the command line."""
+    """The whole configuration. The keys are the keys of the command line."""
 
 
 class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
-    """One possible layout of the ranks of a plan. The first line has the best layout."""
+    """One possible layout of the ranks of a plan. The first line is the best layout."""
 
     world: World
     micro_batch_size: int
     recompute: Recomputed
     memory: Memory
     cost: Cost | None
-    """Null if no step time can be estimated."""
 
 
 class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
@@ -72,19 +68,18 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
 
     task: str
     marked: str
-    """Always `estimated`, because no number of this answer is measured."""
+    """Always the word `estimated`."""
     stack: str
     points: tuple[dict[str, Any], ...]
-    """One object for each number of nodes. The number is in its field `num_nodes`."""
+    """One object for each number of nodes (`num_nodes`)."""
     pays_until: int | None
-    """The largest number of nodes at which an added GPU still brings at least half of the speed of one of the first
-    GPUs."""
+    """Up to this number of nodes, an added GPU brings at least half of the speed of a GPU in the first point."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     not_calibrated: str
-    """Why the estimates have no intervals. Empty if they have intervals."""
+    """Why the estimates have no intervals."""
     power_source: str
-    """The source of the power of a GPU. Empty if the power is not known."""
+    """The source of the power of a GPU."""
     published: tuple[dict[str, Any], ...]
     """Values that other projects measured."""
 
@@ -121,14 +116,14 @@ class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
 
     run: str
     wall_s: float
-    """From the beginning of the first attempt to the end of the last one, summed over the trials."""
+    """The wall-clock time from the first attempt to the end of the last attempt, summed over the trials."""
     effective: float
-    """The time of training whose result was kept, as a share of `wall_s`."""
+    """`effective_training_s` divided by `wall_s`."""
     effective_training_s: float
+    """The time of training whose result was kept."""
     parts: tuple[TimePart, ...]
     trials: tuple[TrialTime, ...]
     num_gpus: int | None
-    """Null on CPUs."""
     notes: tuple[str, ...]
 
 
@@ -170,24 +165,23 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     task: str
     cluster: str
     folder: str
-    """The folder of the runs; empty with --dry-run."""
     num_candidates: int
     settings: tuple[TunedSettings, ...]
-    """The measured settings. With --dry-run: all settings that fit."""
+    """The measured settings. With `--dry-run`: all settings that fit."""
     best: str
-    """The name of the fastest settings. Empty with --dry-run."""
+    """The name of the fastest settings."""
     is_decided: bool
-    """Whether all other settings are slower or equivalent, or have failed."""
+    """Whether each of the other settings is slower, is equivalent or has failed."""
     stopped_by: str
     num_blocks: int
     steps: int
     """The number of measured steps of each run."""
     margin: float
-    """Differences within this share count as equivalent."""
+    """Settings whose step times differ by less than this share are equivalent."""
     confidence: float
-    """The confidence of each interval of a difference."""
+    """The confidence level of each interval."""
     regret: float | None
-    """How much longer a step takes with the first settings of the ranking than with the best settings, as a share."""
+    """How much longer a step takes with the settings of the best estimate than with `best`, as a share."""
     estimated_by: str
     overrides_file: str
     command: str
@@ -219,9 +213,9 @@ class Doctor(Answer, kw_only=True, tag="runstop/doctor/1.0"):
 
     plan: str
     tier: str
-    """The highest tier that was checked."""
+    """The last group of checks that ran: laptop, login, canary or nodes."""
     passed: bool
-    """Whether no finding is an error."""
+    """Whether no finding has the severity `error`."""
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
 
@@ -313,32 +307,32 @@ class WatchedTrial(Part, kw_only=True):
 
 
 class Progress(Answer, kw_only=True, tag="runstop/progress/1.0"):
-    """One update of a watched run."""
+    """The state of a run at one moment."""
 
     time: str | None
     trials: tuple[WatchedTrial, ...]
+    """The state of each trial."""
     note: str
 
 
 class Image(Answer, kw_only=True, tag="runstop/image/1.0"):
-    """An image file. The verb `image verify` also compares the content of the file with the record of the image."""
+    """One image file."""
 
     file: str
     passed: bool
-    """Whether there are no findings."""
     findings: tuple[Finding, ...]
     record: Record | None
-    """The source and the checksum of the image. Null if the file has no record."""
+    """The source and the checksum of the image."""
     size_bytes: int | None
     is_new: bool | None = None
-    """For `image import`: whether this command imported the image."""
+    """Only for `image import`. False if the image was imported before."""
 
 
 class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
     """What a download would fetch."""
 
     kind: str
-    """model or data."""
+    """`model` or `data`."""
     repo: str
     endpoint: str
     revision: str
@@ -348,7 +342,7 @@ class DownloadPlan(Answer, kw_only=True, tag="runstop/download-plan/1.0"):
     present_bytes: int
     missing_bytes: int
     free_bytes: int
-    """The free bytes on the disk of the folder."""
+    """The free space on the disk of the folder."""
     files: tuple[RemoteFile, ...]
 
 
@@ -377,9 +371,9 @@ class Calibration(Answer, kw_only=True, tag="runstop/calibration/1.0"):
     """The measured rates of a GPU."""
 
     file: str
-    """The file of the GPU in the user's config folder."""
+    """The file of the GPU in your config folder."""
     skipped: tuple[str, ...]
-    """The models that were not measured, because they do not fit into the memory of the GPU."""
+    """The models that do not fit into the memory of the GPU."""
     link_error: str | None
-    """Why the links between GPUs were not measured. Null if they were measured, or if there is only one GPU."""
+    """Why the links between the GPUs were not measured."""
     gpu: Gpu

@@ -44,11 +44,11 @@ of 63,000 characters. The published logs that were examined have at most 1e8, an
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict of MLPerf's checker on a log. `passed` is None if the log names no benchmark, because MLPerf has no
-    rules for such a log."""
+    """The verdict of MLPerf's own checker on a log."""
 
     ruleset: str
     passed: bool | None
+    """None if the log names no benchmark."""
     messages: tuple[str, ...]
 
 

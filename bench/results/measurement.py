@@ -15,13 +15,14 @@ class Measurement:
 
     name: str
     unit: str
-    """SI units and bytes are used. Empty for counts and shares."""
+    """The unit. Empty for counts and shares."""
     value: float
     n: int = 1
     """The number of repetitions."""
     p10: float | None = None
+    """The 10th percentile over the repetitions."""
     p90: float | None = None
-    """`p10` and `p90` are the 10th and 90th percentiles over the repetitions. None for a single number."""
+    """The 90th percentile over the repetitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

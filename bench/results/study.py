@@ -30,7 +30,7 @@ class Column:
     """The measurement in a column."""
 
     measurement: str
-    """A name of `bench.results.Measurement`."""
+    """The name of a measurement."""
     title: str
     unit: str
     higher_is_better: bool

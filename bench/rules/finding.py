@@ -17,20 +17,19 @@ TIERS: tuple[Tier, ...] = ("laptop", "login", "canary", "nodes")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One broken rule of `bench.rules`."""
+    """One broken rule."""
 
     rule: str
-    """The rule's ID."""
     severity: Severity
     what: str
-    """What is wrong here, in one line."""
+    """What is wrong, in one line."""
     where: str
     """The config key, path, node or part of a log with the problem."""
     fix: str
     line: int | None = None
-    """The first line with the problem, if the finding is about a text file."""
+    """The first line with the problem, if the problem is in a text file."""
     tier: Tier | None = None
-    """The tier of the check that found the problem; None for a log, a score or a package."""
+    """The tier of the check that found the problem. None for a log, a score or a package."""
 
     def __str__(self) -> str:
         return f"{self.severity} {self.titled} ({self.where}); {self.fix}"

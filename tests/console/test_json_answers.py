@@ -18,7 +18,7 @@ def test_schemas_are_the_kept_ones(name: str) -> None:
     path, new = documents.SCHEMAS / f"{name}.json", documents.schema(name)
     jsonschema.Draft202012Validator.check_schema(new)
     kept = json.loads(path.read_text()) if path.exists() else None
-    if kept is not None and kept != new:
+    if kept is not None and documents.without_words(kept) != documents.without_words(new):
         major, minor = documents.version(kept)
         wrong = list(documents.broken(kept, new))
         assert not wrong or documents.version(new)[0] > major, f"{wrong}: raise MAJOR in the tag of the class"

@@ -9,6 +9,7 @@ import json
 import re
 import textwrap
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,25 +31,29 @@ examples select fields with `jq`:
     runstop parse runs/*/result_0.txt --json | jq '{file, valid, time_to_train_min}'
     runstop history lora_tiny --check 2 --json | jq -r 'select(.verdict == "regression") | .text'
 
-- **Lines**: each line is one JSON object. A command about several things, such as runs, logs or rules, prints one line
-  for each thing, and nothing if there is no such thing. Every other command prints exactly one line.
+- **Lines**: each line is one JSON object. A command that lists runs, logs, rules or similar things prints one line for
+  each entry of the list. For an empty list, the command prints nothing. Every other command prints exactly one line.
 - **Exit code**: `--json` does not change the exit code. If runstop refuses the request (exit code 2), stdout is empty.
-- **Units**: the ending of a name is the unit: `_ms`, `_s`, `_min`, `_gib`, `_bytes`. Objects in `measurements` have a
-  field `unit`.
+- **Units**: most names of measured values end with the unit: `_ms`, `_s`, `_min`, `_gib`, `_bytes`. Names with
+  `tokens_s` or `samples_s` are rates per second.
 - **Times**: a time is in UTC in the format of ISO 8601, such as `2026-11-22T07:53:04Z`.
 - **Unknown values**: a value that was not measured is `null`, and never 0.
 - **Secrets** are masked.
 
-## Names and versions
+## Versions and fields
 
-The first field of every line is `schema`, such as `runstop/run/1.0`. It contains the kind of the answer (`run`) and the
-version MAJOR.MINOR (`1.0`).
+The first field of every line is `schema`, such as `runstop/run/1.0`. This field contains the kind of the answer (`run`)
+and the version MAJOR.MINOR (`1.0`).
 
 - A new field raises MINOR. Ignore fields that your program does not know.
 - Every other change of a field raises MAJOR, such as a new name, type or meaning. Refuse a MAJOR that your program does
   not know.
 
-These fields have the same meaning in all answers:
+The [JSON Schema](https://json-schema.org) of an answer has the type of every field, and describes the fields inside of
+objects. This page and the [schemas](schemas/) are generated from the code in
+[`bench/answers/`](../bench/answers/schema.py).
+
+These fields have the same meaning in all answers, unless the answer says something else:
 
 | field | meaning |
 | --- | --- |
@@ -56,25 +61,40 @@ These fields have the same meaning in all answers:
 | `file` | the path of a file |
 | `folder` | the path of a folder that is not a run folder |
 | `started` | the time of the start |
+| `time_to_train_min` | the minutes from the record run_start to the record run_stop in the log |
 | `rule` | the ID of a rule, such as SLU-02; `runstop rules ID` explains the rule |
-| `findings` | the broken rules |
+| `findings` | the broken rules, as [Finding](#objects-in-several-answers) |
 | `valid` | whether the results count |
 | `passed` | whether all checks passed |
 
-The headings below are the verbs of runstop. Each answer has a link to its [JSON Schema](https://json-schema.org). Types
-with a capital letter, such as `Finding`, are [objects inside of answers](#objects-inside-of-answers).
-
-This page and the [schemas](schemas/) are generated from the code in [`bench/answers/`](../bench/answers/schema.py).
+Each section below describes the answers of one command.
 """
 
 
 @functools.cache
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of answer. Objects of later versions may have more fields."""
-    content: dict[str, Any] = json.loads(json.dumps(msgspec.json.schema(KINDS[name])))
-    for part in content["$defs"].values():
-        part.pop("description", None)
+    content: dict[str, Any] = without_words(json.loads(json.dumps(msgspec.json.schema(KINDS[name]))))
+    for part_name, part in content["$defs"].items():
+        if kind := _classes().get(part_name):
+            part["description"] = _summary(kind)
+            documented = _docstrings(kind)
+            for field_name, field in part["properties"].items():
+                if words := documented.get(field_name):
+                    field["description"] = words
     return {"$schema": _DRAFT, "title": KINDS[name].__struct_config__.tag, **content}
+
+
+def without_words(whole: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON Schema without the descriptions of its objects and fields."""
+    objects = {
+        name: _wordless(part)
+        | {"properties": {key: _wordless(field) for key, field in part.get("properties", {}).items()}}
+        if "properties" in part
+        else _wordless(part)
+        for name, part in whole["$defs"].items()
+    }
+    return whole | {"$defs": objects}
 
 
 def text(name: str) -> str:
@@ -102,7 +122,11 @@ def broken(kept: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _type(field: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in field.items() if key not in ("default", "description")}
+    return {key: value for key, value in _wordless(field).items() if key != "default"}
+
+
+def _wordless(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "description"}
 
 
 def version(schema_of_kind: dict[str, Any]) -> tuple[int, int]:
@@ -112,57 +136,36 @@ def version(schema_of_kind: dict[str, Any]) -> tuple[int, int]:
 
 
 def page() -> str:
-    """Return the text of docs/json.md."""
-    parts, sections = {}, [_INTRODUCTION]
+    """Return the text of docs/json.md: the fields of the answers, and of the objects that several answers have."""
+    sections, users = [_INTRODUCTION], Counter[str]()
     for verb, kinds in ANSWERS.items():
         sections.append(f"## {verb}\n")
         for kind in kinds:
             name = kind.__struct_config__.tag.split("/")[1]
             whole = schema(name)
-            own = whole["$ref"].rsplit("/", 1)[1]
-            parts |= {part: whole for part in whole["$defs"] if part != own}
-            sections.append(_section(f"`{whole['title']}` ([schema](schemas/{name}.json))", kind, whole, own))
-    sections.append("## Objects inside of answers\n")
-    for name in sorted(parts):
-        if "properties" in parts[name]["$defs"][name]:
-            kind = _classes()[name]
-            if also := _answer_with(kind):
-                both = f"**{name}**: {_in_json(inspect.getdoc(kind) or '')} {also}"
-                sections.append(textwrap.fill(both, 120, break_long_words=False, break_on_hyphens=False) + "\n")
-            else:
-                sections.append(_section(f"**{name}**", kind, parts[name], name))
+            users.update(whole["$defs"].keys())
+            sections.append(_section(f"`{whole['title']}` ([schema](schemas/{name}.json))", kind))
+    sections.append("## Objects in several answers\n")
+    shared = (name for name, count in sorted(users.items()) if count > 1 and name in _classes())
+    sections += [_section(f"**{name}**", _classes()[name]) for name in shared]
     return "\n".join(sections).rstrip("\n") + "\n"
 
 
-def _section(heading: str, kind: type, whole: dict[str, Any], own: str) -> str:
-    """Return the fields of an object; `whole` is the schema that has it under the name `own`."""
-    summary = _in_json((inspect.getdoc(kind) or "").split("\n\n")[0])
-    lines = [textwrap.fill(f"{heading}: {summary}", 120, break_long_words=False, break_on_hyphens=False), ""]
-    documented, defs = _docstrings(kind), whole["$defs"]
-    rows: list[tuple[list[str], str, str]] = []
-    for name, field in defs[own]["properties"].items():
-        words, more = _words(field, defs), documented.get(name, "")
-        if name == "schema":
-            continue
-        if rows and not more and rows[-1][1:] == (words, ""):
-            rows[-1][0].append(name)  # several fields of one type without a description share a line
-        else:
-            rows.append(([name], words, more))
-    for names, words, more in rows:
-        row = f"- {', '.join(f'`{name}`' for name in names)}: {words}" + (f". {more}" if more else "")
+def _section(heading: str, kind: type) -> str:
+    """Return the fields of an object. Fields without a description share a line."""
+    documented = _docstrings(kind)
+    fields = [name for name in typing.get_type_hints(kind) if not name.startswith("_")]
+    rows = [f"- `{name}`: {documented[name]}" for name in fields if name in documented]
+    if others := [f"`{name}`" for name in fields if name not in documented]:
+        rows.append(f"- {'Other fields' if rows else 'Fields'}: {', '.join(others)}")
+    lines = [textwrap.fill(f"{heading}: {_summary(kind)}", 120, break_long_words=False, break_on_hyphens=False), ""]
+    for row in rows:
         lines.append(textwrap.fill(row, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(lines) + "\n"
 
 
-def _answer_with(kind: type) -> str | None:
-    """Return the sentence about an object whose fields are also in an answer, so that the page has them once."""
-    for verb, answers in ANSWERS.items():
-        for answer in answers:
-            if issubclass(answer, kind):
-                more = typing.get_type_hints(answer).keys() - typing.get_type_hints(kind).keys()
-                missing = " and ".join(f"`{name}`" for name in sorted(more))
-                return f"The fields are those of the answer of [{verb}](#{verb}), without {missing}."
-    return None
+def _summary(kind: type) -> str:
+    return _in_json((inspect.getdoc(kind) or "").split("\n\n")[0])
 
 
 def _in_json(words: str) -> str:
@@ -171,31 +174,6 @@ def _in_json(words: str) -> str:
         words = re.sub(rf"\b{constant}\b", value, words)
     words = re.sub(r"(^|\. )null\b", r"\1Null", words)
     return " ".join(words.split())
-
-
-def _words(field: dict[str, Any], defs: dict[str, Any]) -> str:
-    """Return the type of a field in words."""
-    if "$ref" in field:
-        name = field["$ref"].rsplit("/", 1)[1]
-        return _words(defs[name], defs) if "enum" in defs[name] else name
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_words(one, defs) for one in field["anyOf"]))
-    if "enum" in field:
-        return " or ".join(json.dumps(one) for one in field["enum"])
-    match field.get("type"):
-        case "array" if "prefixItems" in field:
-            return (
-                f"list of {len(field['prefixItems'])}: {', '.join(_words(one, defs) for one in field['prefixItems'])}"
-            )
-        case "array":
-            return f"list of {_words(field['items'], defs)}"
-        case "object":
-            values = field.get("additionalProperties")
-            return f"object of {_words(values, defs)}" if isinstance(values, dict) and values else "object"
-        case kind:
-            return {"string": "text", "null": "null", "boolean": "true or false", None: "any value"}.get(
-                kind, str(kind)
-            )
 
 
 @functools.cache
