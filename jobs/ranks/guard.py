@@ -1,5 +1,6 @@
 """End a rank on a signal, at the end of its launcher or on an error: within a second, and with its log closed."""
 
+import atexit
 import errno
 import json
 import os
@@ -77,6 +78,20 @@ def guarded(error_file: Path) -> Iterator[Guard]:
     with guard.ending:  # waits if another thread is ending this process
         done.set()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def exit_process() -> NoReturn:
+    """End this process after its last task with exit code 0, without Python's own shutdown.
+
+    Libraries may still have references to groups of gloo, as DeepSpeed does. A thread of such a group needs the GIL to
+    free a tensor. During Python's shutdown it does not get the GIL, and the process would end with SIGABRT. Functions
+    that are registered with atexit run before.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(0)
 
 
 def _received() -> int | None:

@@ -1,6 +1,7 @@
 """Start the program of a trial on each rank: arguments, plan, log and guard."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from bench.contract import checksums, mllog, plan_kinds, run_files
 from bench.contract import plan as plans
 from bench.contract.plan import Plan, Trial
 from bench.errors import ConfigError
+from jobs.profiles import nsys
 from jobs.ranks import flight_recorder, process_group
-from jobs.ranks.guard import Guard, guarded
+from jobs.ranks.guard import Guard, exit_process, guarded
 from jobs.ranks.identity import Rank, from_environment
 from jobs.ranks.watchdog import Watchdog
 
@@ -54,7 +56,10 @@ def loaded(path: Path, binding: mllog.Binding | None) -> Plan:
 
 @contextmanager
 def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[Begun[P]]:
-    """Read the command line and the plan, which must be of this type, open the log, and run the body guarded."""
+    """Read the command line and the plan, which must be of this type, open the log, and run the body guarded.
+
+    The process ends with the body, unless nsys has started it: nsys writes its report at the end of Python.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("plan", type=Path, help="plan.json of a run folder; the log is written to the same folder")
     parser.add_argument("--trial", type=int, required=True, help="index of the trial")
@@ -68,6 +73,8 @@ def begun(module: str, description: str | None, plan_type: type[P]) -> Iterator[
         log = _opened(folder, trial) if is_writer else mllog.Writer(None)
         guard.finish = log.abort
         yield Begun(plan, trial, who, log, folder, guard)
+    if nsys.INSIDE not in os.environ:
+        exit_process()
 
 
 def _opened(folder: Path, trial: Trial) -> mllog.Writer:

@@ -14,7 +14,7 @@ from torch import distributed
 
 from bench.backends.local import free_port
 from bench.contract import mllog
-from jobs.ranks import guard, process_group
+from jobs.ranks import guard, process_group, program
 
 LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
@@ -42,6 +42,7 @@ def started(patch: pytest.MonkeyPatch, *argv: str | Path) -> Iterator[None]:
     patch.setattr(threading, "excepthook", lambda raised: None)
     patch.setattr(guard.psutil.Process, "children", lambda process, recursive: [])
     patch.setattr(os, "_exit", sys.exit)
+    patch.setattr(program, "exit_process", int)
     patch.setattr(mllog, "Writer", Writer)
     patch.setattr(process_group, "gc", SimpleNamespace(unfreeze=int, collect=int))  # it would look at all tests
     try:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from bench.errors import BenchError, ConfigError
+from helpers.paths import ROOT
 from jobs.ranks import guard
 from jobs.ranks.guard import guarded
 
@@ -163,3 +165,21 @@ def test_last_words_reach_the_error_output_and_what_waits_is_written(
         guard._exit(3, "last words")
     assert ended.value.code == 3 and flushed == ["stdout"] and capsys.readouterr().err == "last words"
     assert ends == [*LAST, ("exit", 3)]
+
+
+@pytest.mark.starts
+def test_a_rank_exits_without_the_shutdown_of_python(tmp_path: Path) -> None:
+    """A thread that still runs, as those of a group that a library keeps, does not see the interpreter end."""
+    registered, finalized = tmp_path / "registered", tmp_path / "finalized"
+    code = (
+        "import atexit, pathlib, sys\n"
+        "from jobs.ranks import guard\n"
+        f"atexit.register(pathlib.Path({str(registered)!r}).touch)\n"
+        f"class Kept:\n    def __del__(self, touch=pathlib.Path({str(finalized)!r}).touch): touch()\n"
+        "sys.kept = Kept()\n"
+        "print('last line', end='')\n"
+        "guard.exit_process()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "last line"), ended.stderr
+    assert registered.exists() and not finalized.exists()
