@@ -189,11 +189,11 @@ def test_another_node_serves_the_lead_node_and_prints_why_it_ended(
     [
         (["--node", "-1"], "'-1' is not an integer of 0 or more"),
         (["--node", "x"], "'x' is not an integer of 0 or more"),
-        (["--node", "0", "--lead", "rig0"], "'rig0' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", ":1"], "':1' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0"], "'rig0' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", ":1"], "':1' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not an address of the form HOST:PORT"),
         ([], "required: --node"),
     ],
 )

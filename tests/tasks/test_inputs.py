@@ -154,7 +154,7 @@ def test_changed_weights_are_refused(plan: TrainingPlan, no_log: mllog.Writer) -
     weights.require_unchanged()
     data = (base / "__0_0.distcp").read_bytes()
     (base / "__0_0.distcp").write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(ConfigError, match=r"__0_0.distcp was changed while it was loaded"):
+    with pytest.raises(ConfigError, match=r"__0_0.distcp was changed while runstop loaded this file"):
         weights.require_unchanged()
     with pytest.raises(ConfigError, match=r"weights were changed: __0_0.distcp was changed") as refused:
         inputs.check_weights(plan, no_log, None)
