@@ -252,7 +252,8 @@ def test_unset_and_hostile_variables_of_a_plan_are_refused(
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
     with pytest.raises(
-        ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: environment variables\n  fix:   set DATADIR to"
+        ConfigError,
+        match=r"^CFG-06: the environment variable DATADIR is .*\n  where: .*\n  fix:   set DATADIR to a path",
     ):
         leads.filled_in(tmp_path / "plan.json")
     monkeypatch.setenv("DATADIR", "a b'c")

@@ -174,7 +174,7 @@ def test_the_ranks_of_a_node_share_the_files_and_nodes_must_agree(
     other = checksums.of_files(base, ["metadata.json", "README.md"])
     other = {"metadata.json": other["README.md"]}
     monkeypatch.setattr(process_group, "gathered", lambda who, own: [own, shares[1], ("b", other, "")])
-    with pytest.raises(ConfigError, match=r"b and a have different weights: metadata.json"):
+    with pytest.raises(ConfigError, match=r"b and a have different weights in the file metadata.json"):
         inputs.check_weights(plan, no_log, Rank(0, 0, 3, "", 0))
 
 
