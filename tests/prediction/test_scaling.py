@@ -191,7 +191,10 @@ def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[
         ((*LORA, "engine=huggingface", "--scale", "1"), "set engine=megatron, or choose a task that uses it"),
         ((*LORA, "model=gpt_oss_20b", "--scale", "1"), "add --stack reference"),
         ((*LORA, "gpu@cluster.gpu=b200", "--scale", "1"), "the speeds of NVIDIA B200 SXM 180GB were not measured"),
-        ((*LORA, "gpu@cluster.gpu=l40s", "--scale", "1", "--stack", "reference"), "no rates of NVIDIA L40S"),
+        (
+            (*LORA, "gpu@cluster.gpu=l40s", "--scale", "1", "--stack", "reference"),
+            "does not know the speeds of NVIDIA L40S",
+        ),
         ((*LORA, "--scale", "1", "--stack", "reference-fp4"), "NVIDIA H100 SXM 80GB cannot multiply matrices in FP4"),
         ((*LORA, "model=gpt_oss_20b", "--scale", "1", "--stack", "reference"), "but this task trains only adapters"),
         ((*LORA, "precision=bf16", "--scale", "1", "--stack", "reference"), "are in FP8, but precision=bf16"),

@@ -203,7 +203,7 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
         (
             '["1.5"]',
             '["1"], corrected: [{column: 2, value: 1, reason: r}]',
-            "corrected has column 2, but the table has only 1 columns",
+            "`corrected` names column 2, but the table has only 1 columns",
         ),
         ("measurement: peak_memory, ", "", "the key `measurement` is missing"),
         ("title: t", "titel: t", "unknown field `titel`"),
