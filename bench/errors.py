@@ -136,7 +136,7 @@ def written(where: object) -> Iterator[None]:
         raise BenchError(
             f"cannot write: {error.strerror or error}",
             where=str(error.filename or where),
-            fix="free disk space, or give this user write permission for this path, then try again",
+            fix="free disk space, or give this user write permission for this path; then run the command again",
             rule="CFG-08",
         ) from error
 

@@ -172,7 +172,7 @@ def refuse(texts: Iterable[str], *, where: str) -> None:
             raise ConfigError(
                 f"the file would contain a secret: {secret}",
                 where=where,
-                fix="revoke the secret; write the name of an environment variable or file, not the value of a secret",
+                fix="revoke the secret, and write the name of an environment variable or file instead of the secret",
                 rule="CFG-07",
             )
 

@@ -57,8 +57,9 @@ CAUSES: dict[str, tuple[str, ...]] = {
         TRACE + "ValueError: Loss is nan, stopping training",
         TRACE + "RuntimeError: Rank {rank}, node {node}, device {gpu}, iteration {line}: Unexpected result nan "
         "(message='found NaN in local forward loss calculation')",
-        "the training loss is nan at step {line}\n  where: recipe.lr, recipe.clip_grad, precision\n"
-        "  fix:   lower recipe.lr, or look for values that are not finite in the rows and weights",
+        "the training loss is nan at step {line}, but must be a finite number\n"
+        "  where: recipe.lr, recipe.clip_grad, precision\n"
+        "  fix:   lower recipe.lr, or look for NaN and infinity in the rows and weights",
     ),
     "RUN-08": (
         TRACE + "ImportError: {path}/transformer_engine_torch.cpython-312-x86_64-linux-gnu.so: undefined symbol: "

@@ -113,8 +113,10 @@ def _named(text: str) -> list[Rule]:
         if rules := [rule for id, rule in RULES.items() if id.startswith(start)]:
             return rules
     near = difflib.get_close_matches(text.upper(), RULES, n=3, cutoff=_ALIKE) or _about(text)
-    fix = f"did you mean {', '.join(near)}? " if near else ""
-    raise ConfigError(f"unknown rule {text!r}", where="command line", fix=f"{fix}`runstop rules` lists all rules")
+    fix = "run `runstop rules` to list all rules"
+    if near:
+        fix = f"did you mean {', '.join(near)}? If not, {fix}"
+    raise ConfigError(f"unknown rule {text!r}", where="command line", fix=fix)
 
 
 _ALIKE = 0.7

@@ -52,7 +52,7 @@ def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
         ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
     except OSError as error:
         what = f"the file cannot be written: {error.strerror}"
-        raise ConfigError(what, where=f"--junit {path}", fix="give a file in an existing folder") from error
+        raise ConfigError(what, where=f"--junit {path}", fix="give --junit a file in a folder that exists") from error
 
 
 def _add(suite: ET.Element, case: Case) -> None:

@@ -54,7 +54,11 @@ def show(folder: Path, *, num_lines: int | None, follow: bool, as_json: bool = F
             break
         time.sleep(POLL_S)
     if not read:
-        raise ConfigError("the job and its ranks have no output yet", where=str(folder), fix="wait, or use --follow")
+        raise ConfigError(
+            "the job of this run has not written any output yet",
+            where=str(folder),
+            fix="run the command again later, or add --follow to wait for the output",
+        )
 
 
 def _show_printed(folder: Path, num_lines: int | None, *, follow: bool, as_json: bool) -> bool:

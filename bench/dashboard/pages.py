@@ -130,7 +130,7 @@ def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
     """Return the page of some runs side by side; of two, with the verdict of `compare`."""
     if not 2 <= len(chosen) <= MOST_COMPARED:
         what = f"{len(chosen)} runs are chosen, but 2 to {MOST_COMPARED} can be compared"
-        raise ConfigError(what, where="the list of runs", fix="tick 2 or more runs, then choose compare")
+        raise ConfigError(what, where="the list of runs", fix=f"tick 2 to {MOST_COMPARED} runs, then choose compare")
     names = labels.short([one.name for one in chosen])
     sets = [_run_set(one.folder) for one in chosen]
     logs = [replace(followed.logs(one.folder), name=one.name, is_open=one.run.is_active) for one in chosen]

@@ -69,7 +69,9 @@ def _bound(port: int | None) -> socket.socket:
                 continue
             what = "another program uses this port" if error.errno == errno.EADDRINUSE else str(error.strerror)
             raise ConfigError(
-                what, where=f"--port {candidate}", fix="choose another port, or leave out --port to use a free one"
+                what,
+                where=f"--port {candidate}",
+                fix="choose another port, or remove --port: runstop then chooses a free port",
             ) from error
         return listening
     raise AssertionError("the last port is refused, or used")

@@ -134,7 +134,8 @@ def runs(paths: Sequence[Path]) -> list[list[Path]]:
         if not path.is_dir() and not path.is_file():
             raise names.missing(path, files=True)
         if path.is_dir() and not _files(path) and not run_reports.status(path) and not _was_submitted(path):
-            raise ConfigError("the folder has no logs", where=str(path), fix=f"give a folder with {', '.join(LOGS)}")
+            fix = f"give a run folder, or a folder that contains logs ({', '.join(LOGS)})"
+            raise ConfigError("the folder has no logs", where=str(path), fix=fix)
     files = [path for path in paths if not path.is_dir()]
     return [*([path] for path in paths if path.is_dir()), *([files] if files else [])]
 

@@ -59,7 +59,7 @@ def _number(text: str) -> int:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form HOST:PORT")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 

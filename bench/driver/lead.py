@@ -138,7 +138,10 @@ def filled_in(plan_file: Path) -> str:
         if not value or re.search(r'["\\$`\x00-\x1f]', value):
             fix = f"set {name} to a path without quotes, backslashes, dollar signs and control characters"
             raise ConfigError(
-                f"{name} is {value!r}, which is not a valid path", where="environment variables", fix=fix, rule="CFG-06"
+                f"the environment variable {name} is {value!r}, which is not a valid path",
+                where="environment variables",
+                fix=fix,
+                rule="CFG-06",
             )
         text = text.replace(f"${name}", value)
     return text

@@ -101,12 +101,12 @@ def plan(request: Request) -> Planned:
     """
     known = record.read(request.folder)
     if known is not None and (known.kind, known.repo) != (request.kind, request.repo):
-        what = f"the folder has the {known.kind} {known.repo}, not the {request.kind} {request.repo}"
+        what = f"the folder has files of the {known.kind} {known.repo}, not of the {request.kind} {request.repo}"
         raise ConfigError(what, where=str(request.folder), fix="give another FOLDER")
     wanted = request.revision or (known.revision if known else None)
     repo = hub.repository(request.kind, request.repo, wanted)
     if known is not None and known.revision != repo.revision:
-        what = f"the folder has revision {known.revision}, not {repo.revision}"
+        what = f"the folder has files of revision {known.revision}, not of the requested revision {repo.revision}"
         fix = "give another FOLDER, or remove --revision to complete this folder"
         raise ConfigError(what, where=str(request.folder), fix=fix)
     files = selected(repo, request)
@@ -136,12 +136,12 @@ def selected(repo: Repository, request: Request) -> tuple[RemoteFile, ...]:
         if not files:
             what = f"no file of the repository matches --include {' --include '.join(request.include)}"
             some = ", ".join(file.path for file in repo.files[:5])
-            fix = f"write a glob for the whole path; the first of {len(repo.files)} files: {some}"
+            fix = f"write a glob that matches the whole path of a file; the first of {len(repo.files)} files: {some}"
             raise ConfigError(what, where=repo.page, fix=fix)
     elif not request.everything:
         files = [file for file in files if _is_needed(file.path, request.kind)]
         if request.kind == "model" and not any(file.path.endswith(WEIGHTS) for file in files):
-            what = f"the repository has no {WEIGHTS} in its top folder, and runstop reads no other weights"
+            what = f"the repository has no {WEIGHTS} in its top folder, and runstop cannot read other weights"
             fix = "choose another repository or revision, or download all files with --all and convert them"
             raise ConfigError(what, where=repo.page, fix=fix)
     if not files:
@@ -223,7 +223,7 @@ def _one_file(planned: Planned, file: RemoteFile, content: Record, parts: Path, 
             return known
         fetched, is_equal = record.checked(place, file.checksum)
         if not is_equal:
-            what = "the folder has another file of this name: its checksum differs from the hub's checksum"
+            what = "a file with this name already exists, but its checksum differs from the checksum on the hub"
             raise ConfigError(what, where=str(place), fix="move or delete this file, or give another FOLDER")
         return fetched
     part = _part(parts, file)
@@ -232,8 +232,8 @@ def _one_file(planned: Planned, file: RemoteFile, content: Record, parts: Path, 
     fetched, is_equal = record.checked(part, file.checksum)
     if not is_equal:
         part.unlink()
-        what = f"the hub sent a file whose checksum is not the stated one: {file.checksum}"
-        fix = "run the same command again; if it fails again, a proxy or mirror (HF_ENDPOINT) alters the file"
+        what = f"the downloaded file does not have the checksum that the hub states: {file.checksum}"
+        fix = "run the same command again; if that also fails, a proxy or mirror (HF_ENDPOINT) changes the file"
         raise BenchError(what, where=f"{planned.repo.page}, {file.path}", fix=fix)
     place.parent.mkdir(parents=True, exist_ok=True)
     part.replace(place)

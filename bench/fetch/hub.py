@@ -81,7 +81,7 @@ def repository(kind: str, name: str, revision: str | None) -> Repository:
     """
     if not _NAME.fullmatch(name):
         fix = "write the name as on the hub, such as meta-llama/Llama-3.1-8B"
-        raise ConfigError("the name of a repository has the form ORG/NAME", where=repr(name), fix=fix)
+        raise ConfigError("the name of a repository must have the form ORG/NAME", where=repr(name), fix=fix)
     library, endpoint = _library(), _endpoint()
     api = library.HfApi(endpoint=endpoint, library_name="runstop")
     with _explained(kind, name, revision):
@@ -122,7 +122,7 @@ def download(repo: Repository, file: RemoteFile, part: Path, *, received: Callab
 
     library = _library()
     if file.bytes > library.constants.MAX_HTTP_DOWNLOAD_SIZE:
-        fix = f"download it with `hf download {repo.name} {file.path}`, which has a protocol for such files"
+        fix = f"run `hf download {repo.name} {file.path}`: this program has a protocol for such files"
         raise ConfigError("the hub does not send files of more than 50 GB over HTTP", where=file.path, fix=fix)
     failed, lost = 0, None
     with _explained(repo.kind, repo.name, repo.revision, file=file.path), part.open("ab") as target:
@@ -177,7 +177,7 @@ def _append(
 
 def _wrong_length(repo: Repository, file: RemoteFile, size: int) -> BenchError:
     what = f"the hub sent {size:,} bytes of this file instead of {file.bytes:,}"
-    fix = "run the same command again; if it fails again, a proxy or mirror (HF_ENDPOINT) alters the file"
+    fix = "run the same command again; if that also fails, a proxy or mirror (HF_ENDPOINT) changes the file"
     return BenchError(what, where=f"{repo.page}, {file.path}", fix=fix)
 
 
@@ -234,12 +234,13 @@ def _explained(kind: str, name: str, revision: str | None, *, file: str | None =
     except httpx2.HTTPError as error:
         host = urlsplit(address).netloc
         fix = f"check this machine's network, HTTPS_PROXY and HF_ENDPOINT; then {CONTINUES}"
-        raise BenchError(f"no connection to {host}: {error or type(error).__name__}", where=where, fix=fix) from error
+        what = f"runstop cannot connect to {host}: {error or type(error).__name__}"
+        raise BenchError(what, where=where, fix=fix) from error
     except OSError as error:
         raise _of_the_disk(error, where) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"this is not the answer of a hub: {type(error).__name__}: {str(error)[:200]}"
-        fix = "check HF_ENDPOINT, and whether a proxy or a login page answers instead of the hub"
+        what = f"the server does not answer as a Hugging Face hub: {type(error).__name__}: {str(error)[:200]}"
+        fix = "check that HF_ENDPOINT is correct, and that no proxy or login page answers instead of the hub"
         raise BenchError(what, where=where, fix=fix) from error
 
 

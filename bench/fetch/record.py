@@ -71,7 +71,7 @@ def read(folder: Path) -> Record | None:
 
 def _record(content: dict[str, Any]) -> Record:
     if content.get("version") != VERSION:
-        raise ValueError(f"version {content.get('version')!r} is not {VERSION}")
+        raise ValueError(f"the file has version {content.get('version')!r}, but runstop reads only version {VERSION}")
     if content["kind"] not in KINDS or not all(
         isinstance(content[key], str) for key in ("repo", "endpoint", "revision")
     ):
@@ -166,7 +166,7 @@ def locked(folder: Path) -> Iterator[Path]:
                 raise ConfigError(what, where=str(folder), fix=fix) from error
             except OSError as error:
                 what = f"the folder cannot be locked: {error.strerror}"
-                fix = "choose a FOLDER on a file system with locks (Lustre: mounted with flock)"
+                fix = "choose a FOLDER on a file system that supports locks (mount Lustre with the option flock)"
                 raise ConfigError(what, where=str(path), fix=fix) from error
             lock.truncate(0)
             print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)

@@ -97,9 +97,11 @@ def _folders(path: Path) -> list[Path]:
         ConfigError: the pattern is not valid, or the path is a study without an arm.
     """
     if glob.has_magic(str(path)) and not path.exists():
-        if joined := next((part for part in path.parts if "**" in part and part != "**"), None):  # an error until 3.13
+        component = next((part for part in path.parts if "**" in part and part != "**"), None)
+        if component is not None:  # an error until 3.13
             fix = "write ** only as a whole path component: 'runs/**/*fp8*'"
-            raise ConfigError(f"{joined} is not allowed in a glob pattern", where=str(path), fix=fix)
+            what = f"the path component {component} has ** and other characters, which a glob pattern does not allow"
+            raise ConfigError(what, where=str(path), fix=fix)
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
         return [folder for match in sorted(matches) for folder in _folders(match)]
     if not path.is_dir():
@@ -176,14 +178,18 @@ def compared(
 def _check(first: RunSet, second: RunSet) -> None:
     for one in (first, second):
         if not one.trials:
-            why = "; ".join(one.runs.left_out) or "the folder has no logs"
+            reasons = "; ".join(one.runs.left_out) or "the folder has no logs"
             raise ConfigError(
-                f"these runs have no valid trial: {why}", where=one.path, fix="run `runstop why RUN` to see the cause"
+                f"these runs have no valid trial: {reasons}",
+                where=one.path,
+                fix="run `runstop why RUN` to see the cause",
             )
     if shared := {trial.log_sha256 for trial in first.trials} & {trial.log_sha256 for trial in second.trials}:
         name = next(trial.folder for trial in first.trials if trial.log_sha256 in shared)
         raise ConfigError(
-            "this run is in both sets of runs", where=str(name), fix="give every run in only one of the two sets"
+            "this run is in the first and in the second set of runs",
+            where=str(name),
+            fix="give every run in only one of the two sets",
         )
 
 
@@ -193,13 +199,15 @@ def _common(first: RunSet, second: RunSet, name: str | None) -> tuple[Measuremen
     common = [each for each in one if each in other and one[each].unit == other[each].unit]
     chosen = next((each for each in ([name] if name else (*MAIN, *common)) if each in common), None)
     if chosen is None:
-        known = ", ".join(common) or "nothing"
         what = (
-            f"the measurement {name} is missing in one or both sets of runs"
+            f"at least one of the two sets of runs does not have the measurement {name}"
             if name
             else "the two sets have no measurement in common"
         )
-        raise ConfigError(what, where="--measurement", fix=f"choose a measurement that both sets have: {known}")
+        fix = "give two sets of runs of the same task"
+        if common:
+            fix = f"choose one of the measurements that both sets of runs have: {', '.join(common)}"
+        raise ConfigError(what, where="--measurement", fix=fix)
     return one[chosen], other[chosen]
 
 

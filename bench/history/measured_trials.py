@@ -93,11 +93,12 @@ def _trial(log: Path, number: int, plan: Plan | None, *, entry: Entry | None) ->
     content = read(log)
     result, sha256 = content.result, checksum(log, entry)
     if entry is None and not content.of_kind.valid:
-        first = next(iter(content.of_kind.problems), "")
-        what = f"not a valid trial: {first}" if first else "not a valid trial"
-        raise LogError(what, where=str(log), fix=f"runstop parse {shlex.quote(str(log))}")
+        problem = next(iter(content.of_kind.problems), "")
+        what = f"the trial is not valid: {problem}" if problem else "the trial is not valid"
+        raise LogError(what, where=str(log), fix=f"to see all problems: runstop parse {shlex.quote(str(log))}")
     if result.run_start_ms is None:
-        raise LogError("the log has no run_start", where=str(log), fix=f"runstop parse {shlex.quote(str(log))}")
+        fix = f"to see all problems: runstop parse {shlex.quote(str(log))}"
+        raise LogError("the log has no run_start", where=str(log), fix=fix)
     return ValidTrial(
         folder=log.parent,
         trial=number,

@@ -114,9 +114,10 @@ def of_task(every: Sequence[TaskHistory], task: str | None, *, where: Path) -> l
     selected = [task_history for task_history in every if task in (None, task_history.task)]
     if not selected:
         what = f"there is no valid run of {task}" if task else "there is no valid run"
-        raise ConfigError(
-            what, where=str(where), fix=f"tasks with valid runs: {known}" if known else "set LOGDIR, or launch a run"
-        )
+        fix = "set LOGDIR to the folder of your runs, or launch a run"
+        if known:
+            fix = f"choose a task that has valid runs: {known}"
+        raise ConfigError(what, where=str(where), fix=fix)
     return selected
 
 

@@ -30,9 +30,9 @@ def require(image: Reference | InDaemon | Path, folder: Path) -> None:
     for name, path in _enroot_folders().items():
         if not os.access(_existing(path), os.W_OK | os.X_OK):
             raise ConfigError(
-                f"the folder of {name} is not writable",
+                f"this user cannot write into the folder of {name}",
                 where=str(path),
-                fix=f"export {name}=/a/local/disk",
+                fix=f"set {name} to a folder on a local disk: export {name}=/a/local/disk",
                 rule="ENR-03",
             )
 
@@ -40,11 +40,14 @@ def require(image: Reference | InDaemon | Path, folder: Path) -> None:
 def _check_file(path: Path, folder: Path) -> None:
     if not path.is_file():
         raise ConfigError(
-            "the file does not exist", where=str(path), fix="give the path of a single .sqsh file", rule="ENR-07"
+            "the file does not exist", where=str(path), fix="give the path of a .sqsh file that exists", rule="ENR-07"
         )
     if not os.access(path, os.R_OK):
         raise ConfigError(
-            "this user cannot read the file", where=str(path), fix="give this user read permission", rule="CFG-08"
+            "this user cannot read the file",
+            where=str(path),
+            fix="give this user read permission for the file",
+            rule="CFG-08",
         )
     if (what := squashfs.quick_damage(path)) is not None:
         raise ConfigError(what, where=str(path), fix="copy or import the file again from its source", rule="ENR-08")

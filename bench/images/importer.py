@@ -180,15 +180,16 @@ def _store(part: Path, label: str, source: str, importer: str, options: ImportOp
         raise BenchError(
             what,
             where=source,
-            fix="import the image again; if this also fails, get another copy of the source",
+            fix="import the image again; if the new image also has this error, get another copy of the source",
             rule="ENR-08",
         )
     contents = squashfs.contents(part)
     if contents.architecture not in (None, _machine(options)):
         raise BenchError(
-            f"the image is for {contents.architecture}, but the nodes have {_machine(options)}",
+            f"the image is for {contents.architecture} CPUs, but the nodes have {_machine(options)} CPUs",
             where=source,
-            fix=f"add --arch {contents.architecture} if the nodes have this architecture, or import another image",
+            fix=f"import another image; or, if the nodes really have {contents.architecture} CPUs, "
+            f"add --arch {contents.architecture}",
             rule="ENR-07",
         )
     digest = atomic_files.sha256(part)

@@ -85,5 +85,5 @@ def of_name(config: Config, image: str, where: str) -> Iterator[Finding]:
 
 
 def _lacking(name: str, missing: tuple[str, ...] | list[str], wanted: Needed, where: str) -> Finding:
-    fix = f"build and use the image {wanted.name}: containers/build.sh {wanted.build}"
+    fix = f"run `containers/build.sh {wanted.build}` to build the image {wanted.name}, and use this image"
     return broken("RUN-08", f"the image {name} does not contain {', '.join(missing)}", where, fix=fix)

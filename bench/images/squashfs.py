@@ -41,12 +41,12 @@ def quick_damage(path: Path) -> str | None:
         head = file.read(_SUPERBLOCK.size)
         size = os.fstat(file.fileno()).st_size
     if len(head) < _SUPERBLOCK.size or not head.startswith(_MAGIC):
-        return f"no squashfs superblock ({size:,} bytes): the file is incomplete or not a squashfs image"
+        return f"the file ({size:,} bytes) has no squashfs superblock: it is incomplete, or not a squashfs image"
     _, major, _, used = _SUPERBLOCK.unpack(head)
     if major != 4:
-        return f"squashfs version {major}; Linux can only mount version 4"
+        return f"the file has squashfs version {major}, but Linux can mount only version 4"
     if used > size:
-        return f"the file is truncated: {size:,} of {used:,} bytes"
+        return f"the file is truncated: it has {size:,} of {used:,} bytes"
     return None
 
 

@@ -89,12 +89,16 @@ def faults(image: Path, *, architecture: str | None = None, whole: bool = True) 
     named = IMPORTED.fullmatch(image.name)
     problems = _damage(image, whole=whole)
     if named is None or record is None:
-        missing = "the file name contains no digest" if named is None else "the image has no readable record"
-        fix = "import the image again" if problems else f"runstop image import {quote(str(image))}"
+        missing = "the file name contains no SHA-256"
+        if named is not None:
+            missing = "the record of this image (a .json file) is missing, or cannot be read"
+        fix = "import the image again"
+        if not problems:
+            fix = f"to add the SHA-256 and the record: runstop image import {quote(str(image))}"
         unnamed = broken("ENR-11", missing, str(image), fix=fix, severity="warning")
         return [*problems, unnamed, *_wrong_cpu(image, architecture, damaged=bool(problems))]
     if record.file != image.name or not record.sha256.startswith(named[2]):
-        what = f"the record next to this image belongs to another file, {record.file}"
+        what = f"the record next to this image (a .json file) belongs to another file: {record.file}"
         fix = "restore the record, or import the image again"
         problems.append(broken("ENR-11", what, str(image), fix=fix, severity="warning"))
     if whole and not problems:
@@ -143,7 +147,7 @@ def _wrong_cpu(image: Path, required: str | None, *, damaged: bool, known: str |
     architecture = known or squashfs.contents(image).architecture
     if architecture in (None, required):
         return []
-    what = f"the image is for {architecture}, but the nodes have {required}"
+    what = f"the image is for {architecture} CPUs, but the nodes have {required} CPUs"
     return [broken("ENR-07", what, str(image), fix=f"import the image with --arch {required}")]
 
 
@@ -167,7 +171,9 @@ def verify(image: Path, *, architecture: str | None) -> tuple[Record | None, lis
         return recorded(image), faults(image, architecture=architecture or platform.machine())
     except OSError as error:
         raise ConfigError(
-            f"the image cannot be read: {error.strerror}", where=str(image), fix="give this user read permission"
+            f"the image cannot be read: {error.strerror}",
+            where=str(image),
+            fix="give this user read permission for the file",
         ) from error
 
 
@@ -224,7 +230,9 @@ def entries(folder: Path) -> list[Entry]:
         paths = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(
-            f"the folder cannot be read: {error.strerror}", where=str(folder), fix="set --dir to the folder of images"
+            f"the folder cannot be read: {error.strerror}",
+            where=str(folder),
+            fix="set --dir to a folder of images that this user can read",
         ) from error
     orphans = [path for path in paths if RECORD.fullmatch(path.name) and path.with_suffix(".sqsh") not in paths]
     parts = [path for path in paths if path.match(PART)]
@@ -235,11 +243,11 @@ def entries(folder: Path) -> list[Entry]:
 
 def _image(path: Path) -> Entry:
     if not path.is_file():
-        return Entry(path, 0, None, [_damaged(path, "this is not a regular file, or a broken symbolic link")])
+        return Entry(path, 0, None, [_damaged(path, "this is a broken symbolic link, or not a regular file")])
     try:
         return Entry(path, path.stat().st_size, recorded(path), faults(path, whole=False))
     except OSError as error:
-        unreadable = _damaged(path, f"cannot be read: {error.strerror}", fix="give this user read permission")
+        unreadable = _damaged(path, f"the image cannot be read: {error.strerror}", fix="give this user read permission")
         return Entry(path, 0, None, [unreadable])
 
 
@@ -248,21 +256,21 @@ def _part(path: Path, folder: Path) -> Entry | None:
     with suppress(FileNotFoundError):
         size = path.stat().st_size
         if is_locked(folder):
-            return Entry(
-                path, size, None, [_damaged(path, "incomplete: an import is running", fix="wait until the import ends")]
-            )
-        return Entry(path, size, None, [_damaged(path, "incomplete: its import was killed")])
+            what = "the image is incomplete: an import is running"
+            return Entry(path, size, None, [_damaged(path, what, fix="wait until the import ends")])
+        return Entry(path, size, None, [_damaged(path, "the image is incomplete: its import was killed")])
     return None
 
 
 def _orphan(path: Path) -> Entry:
-    fix = f"import the image again, or rm {quote(str(path))}"
-    missing = broken("ENR-11", "the image of this record is missing", str(path), fix=fix, severity="warning")
+    fix = f"import the image again; or delete the record: rm {quote(str(path))}"
+    what = "the image file of this record does not exist"
+    missing = broken("ENR-11", what, str(path), fix=fix, severity="warning")
     return Entry(path, 0, recorded(path.with_suffix(".sqsh")), [missing])
 
 
 def _damaged(path: Path, what: str, *, fix: str | None = None) -> Finding:
-    return broken("ENR-08", what, str(path), fix=fix or f"rm {quote(str(path))}")
+    return broken("ENR-08", what, str(path), fix=fix or f"delete this file: rm {quote(str(path))}")
 
 
 LOCK = ".import.lock"
@@ -289,7 +297,7 @@ def locked(folder: Path, *, say: Callable[[str], None]) -> Iterator[int]:
             raise ConfigError(
                 f"the folder cannot be locked: {error.strerror}",
                 where=str(folder / LOCK),
-                fix="choose a folder on a file system that supports locks (Lustre: mounted with flock)",
+                fix="choose a folder on a file system that supports locks (mount Lustre with the option flock)",
             ) from error
         yield lock.fileno()
 

@@ -15,11 +15,11 @@ from bench.mlperf.reader import printable
 GRACE_S = 120.0
 """How long a program may take to exit after SIGTERM: Enroot first removes about 20 GB of unpacked small files."""
 PACKAGES = {
-    "enroot": "install Enroot (https://github.com/NVIDIA/enroot), or import on a node that has it",
+    "enroot": "install Enroot (https://github.com/NVIDIA/enroot), or import the image on a node with Enroot",
     "unsquashfs": "install squashfs-tools (Debian, Ubuntu, RHEL: package squashfs-tools)",
     "mksquashfs": "install squashfs-tools (Debian, Ubuntu, RHEL: package squashfs-tools)",
-    "docker": "import on a machine with Docker, or push the image to a registry and import it from there",
-    "podman": "import on a machine with Podman, or push the image to a registry and import it from there",
+    "docker": "import the image on a machine with Docker, or push it to a registry and import it from there",
+    "podman": "import the image on a machine with Podman, or push it to a registry and import it from there",
 }
 
 

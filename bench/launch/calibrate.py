@@ -48,7 +48,7 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
         raise ConfigError(
             "this machine has no GPU to calibrate",
             where="NVML and amdsmi",
-            fix="run this command on the machine with the GPU (nvidia-smi must list it)",
+            fix="run this command on a machine with a GPU that nvidia-smi lists",
             rule="HW-03",
         )
     name = gpu_detection.file_name(gpus.gpus[0].name)
@@ -94,9 +94,9 @@ def _measured(plans: dict[str, TrainingPlan]) -> dict[str, Any]:
         environment = next(iter(plans.values())).environment
         if code := processes.run_program([MODULE, str(points), str(result)], environment=environment):
             raise SubmitError(
-                f"the measurement ended with exit code {code}; its output is above",
+                f"the program that measures the GPU ended with exit code {code}",
                 where=f"python -m {MODULE}",
-                fix="end other programs on this GPU, and run `runstop calibrate` again",
+                fix="read the error in the output above, end other programs on the GPU, and run the same command again",
             )
         read: dict[str, Any] = json.loads(result.read_text())
         return read

@@ -40,9 +40,11 @@ class _Parser(argparse.ArgumentParser):
         option = re.match(r"argument (--[\w-]+)", message)
         if (wrong := re.search(r"invalid choice: '.*' \(choose from (.*)\)$", message)) and option:
             choices = re.findall(r"[\w-]+", wrong[1])
-            what, fix = f"{option[1]} takes one of {', '.join(choices)}", f"write {option[1]} {choices[0]}"
+            what = f"the value of {option[1]} must be one of {', '.join(choices)}"
+            fix = f"choose one of these values, such as {option[1]} {choices[0]}"
             raise ConfigError(what, where="command line", fix=fix)
-        raise ConfigError(message, where="command line", fix="runstop launch --help lists options and settings")
+        fix = "run `runstop launch --help` to list all options and settings"
+        raise ConfigError(message, where="command line", fix=fix)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,5 +110,5 @@ def _unknown_option(argument: str, argv: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"launch has no option {option}",
         where="command line",
-        fix=hint or "runstop launch --help lists options and settings",
+        fix=hint or "run `runstop launch --help` to list all options and settings",
     )

@@ -72,7 +72,7 @@ def cancel(folder: Path) -> str:
             statuses.write(folder, status)
         except OSError as error:
             what = f"job {run.id} was cancelled, but its status could not be written: {error.strerror}"
-            fix = "free disk space; `runstop runs` shows the job's state in the queue"
+            fix = "free disk space; `runstop runs` still shows the state of the job in the queue"
             raise BenchError(what, where=str(folder / STATUS), fix=fix, rule="CFG-08") from error
     return run.id
 
@@ -212,18 +212,18 @@ def _check_resumable(run: Run) -> None:
         raise ConfigError(
             f"{LEDGER} is missing, so runstop cannot find out which trials have finished",
             where=str(folder / LEDGER),
-            fix=f"restore {LEDGER} from a copy, or start a new run; `runstop parse` still checks the {RESULTS}",
+            fix=f"restore {LEDGER} from a copy, or start a new run; `runstop parse` can still check the logs {RESULTS}",
         )
     if run.status is None and os.path.lexists(folder / STATUS):  # runstop replaces it at once, so no kill damages it
         raise ConfigError(
             f"{STATUS} cannot be read",
             where=str(folder / STATUS),
-            fix="find out what changed the file, then delete the file: `runstop resume` works without it",
+            fix="find out what changed the file, then delete the file: `runstop resume` works without this file",
         )
     is_queued = isinstance(backends.get(run.backend), Queue)
     if is_queued and not (folder / JOB).exists() and not (folder / SUBMISSION).exists():
         raise ConfigError(
-            "the launch was killed before it submitted a job. So there is nothing to resume",
+            "there is nothing to resume, because the launch was killed before it submitted a job",
             where=str(folder),
             fix=f"launch the run again; to delete this folder: rm -r {shlex.quote(str(folder))}",
         )
@@ -235,7 +235,7 @@ def _resume_here(run: Run, *, walltime_min: int | None, arguments: Sequence[str]
 
     if arguments:
         raise ConfigError(
-            f"{' '.join(arguments)} is an option for queues, but backend {run.backend.name} has no queue",
+            f"{' '.join(arguments)} is an option for a job queue, but the backend {run.backend.name} has no queue",
             where="--sbatch",
             fix="remove --sbatch",
         )

@@ -75,7 +75,7 @@ def job(folder: Path) -> "Job[RunResult]":
     if not isinstance(queue, SubmitsArrays) or not run.jobs:
         what = f"this run uses {run.backend.name} and has no Slurm job"
         raise ConfigError(
-            what, where=str(folder), fix="call bench.read_run instead: it returns the result of any run that has ended"
+            what, where=str(folder), fix="call bench.read_run, which returns the result of any run that has ended"
         )
     return executors.attach({folder: run.id}, states=queue.states, read=result.read)[0]
 
@@ -90,12 +90,13 @@ def _require_executor(plan: Plan) -> None:
         raise ConfigError(
             "bench.submit cannot start a run with launch.dry_run=true",
             where="launch.dry_run",
-            fix="call bench.plan instead",
+            fix="remove launch.dry_run=true, or call bench.plan instead",
         )
     if not isinstance(backends.for_plan(plan), InProcess | SubmitsArrays):
-        name = plan.config.cluster.backend.name
+        backend = plan.config.cluster.backend.name
+        what = f"bench.submit cannot start runs on {backend}, because submitit has no executor for this backend"
         fix = "use `runstop launch`, or a cluster with backend local, ssh or slurm"
-        raise ConfigError(f"submitit has no executor for the backend {name}", where="cluster.backend", fix=fix)
+        raise ConfigError(what, where="cluster.backend", fix=fix)
 
 
 def _jobs(prepared: Sequence[start.Prepared], *, in_process: bool) -> "list[Job[RunResult]]":

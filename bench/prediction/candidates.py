@@ -58,8 +58,8 @@ def ranked(config: Config, *, fixed: Collection[str] = ()) -> list[Candidate]:
     if not fitting:
         least = min(every, key=lambda one: one.memory.total_gib)
         raise ConfigError(
-            f"no settings fit into memory: even {_name(least)} needs {least.memory.total_gib:.1f} GiB, but a GPU has "
-            f"{least.memory.capacity_gib or 0:.1f} GiB",
+            f"no settings fit into the memory of a GPU: the smallest settings ({_name(least)}) need "
+            f"{least.memory.total_gib:.1f} GiB, but a GPU has {least.memory.capacity_gib or 0:.1f} GiB",
             where="cluster, model, recipe.global_batch_size",
             fix="use more or larger GPUs, another precision, or a smaller model",
         )

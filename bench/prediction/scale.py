@@ -210,9 +210,9 @@ def _check_layers(config: Config, stack: StackName) -> None:
         return
     if EngineName.megatron not in families.of_model(m).engines:
         raise ConfigError(
-            f"runstop's own engine has no layers for {m.name}, so that no step of it is predicted",
+            f"runstop's own engine has no layers for {m.name}, so runstop cannot predict the steps of this engine",
             where="model, --stack",
-            fix="add --stack reference and set precision=fp8 (NVIDIA's code with all weights trained), or choose "
+            fix="add --stack reference and precision=fp8 to predict NVIDIA's code, which trains all weights; or choose "
             "another model",
         )
 
@@ -221,11 +221,11 @@ def _check(config: Config, num_nodes: Sequence[int], stack: StackName) -> None:
     """Raise ConfigError if no step of this config can be estimated."""
     cluster, gpu = config.cluster, config.cluster.gpu
     if cluster.device is not Device.cuda or gpu is None:
-        what = "--scale predicts steps on GPUs only, but this cluster has no GPUs"
+        what = "--scale predicts only steps on GPUs, but this cluster has no GPUs"
         raise ConfigError(what, where="cluster.device, cluster.gpu", fix="choose a cluster with GPUs, such as dgx8")
     if stack is StackName.runstop and gpu.rates is None:
-        what = f"the rates of {gpu.name} were not measured for runstop's own engine"
-        fix = "run `runstop calibrate` on such a GPU, or use --stack reference"
+        what = f"the speeds of {gpu.name} were not measured with runstop's own engine"
+        fix = "run `runstop calibrate` on a machine with this GPU, or use --stack reference"
         raise ConfigError(what, where="cluster.gpu.rates", fix=fix)
     if max(num_nodes) > 1 and transports.gbs_between_nodes(cluster) is None:
         what = f"the bandwidth between the nodes of cluster {cluster.name} is not known"
@@ -239,15 +239,16 @@ def _check_reference(config: Config, stack: StackName) -> None:
     """Raise ConfigError for what NVIDIA's code is not predicted for."""
     gpu = _reference_gpu(config)
     if config.precision is not Precision.fp8:
-        what = f"all published steps of the stack {stack.value} are in FP8, but precision is {config.precision.name}"
+        what = f"all published step times of --stack {stack.value} are in FP8, but precision={config.precision.name}"
         raise ConfigError(what, where="precision, --stack", fix="set precision=fp8, or use --stack runstop")
     if stack is StackName.reference_fp4 and published.fp4(gpu) is None:
         assert config.cluster.gpu is not None
-        what = f"{config.cluster.gpu.name} has no GEMMs in FP4"
+        what = f"{config.cluster.gpu.name} cannot multiply matrices in FP4, but --stack {stack.value} needs FP4"
         raise ConfigError(what, where="cluster.gpu, --stack", fix="use --stack reference, or a GPU such as b200")
     if config.model.experts is not None and config.training.lora is not None:
-        what = "for a mixture of experts, the stack reference trains all weights, but the task trains adapters"
-        raise ConfigError(what, where="model, task", fix="choose a dense model, or a task such as pretrain_8b")
+        what = "--stack reference trains all weights of a mixture of experts, but this task trains only adapters"
+        fix = "choose a dense model, or a task that trains all weights, such as pretrain_8b"
+        raise ConfigError(what, where="model, task", fix=fix)
 
 
 def _not_calibrated(config: Config, stack: StackName) -> str:
@@ -269,8 +270,8 @@ def _reference_gpu(config: Config) -> str:
     assert config.cluster.gpu is not None
     known = {published.gpu_name(gpu): gpu for gpu in published.PREDICTED_GPUS if published.has_file(gpu)}
     if (name := config.cluster.gpu.name) not in known:
-        what = f"the stack reference has no rates of {name}"
-        raise ConfigError(what, where="cluster.gpu, --stack", fix=f"use one of {', '.join(known)}")
+        what = f"runstop does not know the speeds of {name} with --stack reference"
+        raise ConfigError(what, where="cluster.gpu, --stack", fix=f"choose one of the GPUs {', '.join(known)}")
     return known[name]
 
 

@@ -155,7 +155,7 @@ class TrialsKindReport(KindReport[P, R]):
         trials: list[ShownTrial[R]] = [ShownTrial(name, kinds.read(file)) for name, file in _logs(paths)]
         if num_gpus is not None:
             raise ConfigError(
-                "--num-gpus applies only to training logs, but this log is not a training log",
+                "--num-gpus is only for training logs, but this log is not a training log",
                 where=trials[0].judged.result.file,
                 fix="remove --num-gpus",
             )
@@ -223,7 +223,7 @@ def load(paths: Sequence[Path], *, num_gpus: int | None = None) -> Report:
     if len(sources) > 1:
         (first, _), *others = sources.items()
         raise ConfigError(
-            f"runs that {report_of(first).work} and runs that {report_of(others[0][0]).work} are in the same report",
+            f"one report cannot have runs that {report_of(first).work} and runs that {report_of(others[0][0]).work}",
             where=", ".join(dict.fromkeys(others[0][1])),
             fix="write a separate report for every kind of run",
         )

@@ -57,7 +57,7 @@ def _move_all(part: Path, out: Path, replaced: Path, *, page: str) -> None:
 def _require_ours(out: Path, page: str, names: re.Pattern[str]) -> None:
     """Raise ConfigError for a folder of runs, and for existing files with names of a report that no runstop wrote."""
     if any(out.glob(f"*/{LEDGER}")):
-        what, fix = "this is a folder of runs, not a folder for a report", f"add a name: -o {out / 'report'}"
+        what, fix = "this is a folder of runs, not a folder for a report", f"choose a subfolder: -o {out / 'report'}"
         raise ConfigError(what, where=str(out), fix=fix)
     taken = sorted(path.name for path in out.iterdir() if names.fullmatch(path.name))
     if page in taken and MARK in (out / page).read_text(errors="replace"):

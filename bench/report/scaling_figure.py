@@ -15,7 +15,8 @@ def draw(scaling: Scaling, path: Path, *, heading: str) -> None:
     """
     points = [(one.num_gpus, speed) for one in scaling.points if (speed := one.tokens_s_gpu) is not None]
     if not points:
-        what = f"no number of nodes has an estimate: {scaling.points[0].why_not}"
+        reason = scaling.points[0].why_not
+        what = f"the figure is empty, because runstop cannot estimate the speed on any number of nodes: {reason}"
         raise ConfigError(what, where="plan --scale --figure", fix="choose more nodes, or another task")
     gpus = [count for count, _ in points]
     values = [count * speed.value for count, speed in points]

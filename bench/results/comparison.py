@@ -177,9 +177,10 @@ def _check(*, margin: float, confidence: float) -> None:
 
 def _check_pairs(comparison: Comparison) -> None:
     if comparison.pairing is not Pairing.none and len(comparison.first) != len(comparison.second):
-        first, second = (f"{len(values)} runs" for values in (comparison.first, comparison.second))
+        first, second = comparison.names
         raise ConfigError(
-            f"{first} of {comparison.names[0]} cannot be paired with {second} of {comparison.names[1]}",
+            f"the runs cannot be paired: {first} has {len(comparison.first)} runs, but {second} has "
+            f"{len(comparison.second)} runs",
             where=comparison.measurement,
             fix="give both systems the same number of runs, or compare the runs without pairs",
         )

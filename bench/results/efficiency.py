@@ -55,7 +55,7 @@ def coefficient(
     )
     if not comparison.first or not comparison.second or min(*comparison.first, *comparison.second) <= 0:
         raise ConfigError(
-            f"no efficiency coefficient: {comparison.reason}",
+            f"the efficiency coefficient cannot be computed: {comparison.reason}",
             where="values",
             fix="give positive values, one for each run",
         )

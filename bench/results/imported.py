@@ -79,11 +79,11 @@ def _require_answers(loads: list[Summary], path: Path) -> None:
             where=str(path),
             fix=FIX,
         )
-    for one in loads:
-        failed = one.failed or 0
-        if one.requests - failed <= 0:
+    for level in loads:
+        failed = level.failed or 0
+        if level.requests - failed <= 0:
             raise LogError(
-                f"the load level {one.load!r} has no results: {failed} of its {one.requests} requests failed",
+                f"the load level {level.load!r} has no results: {failed} of {level.requests} requests failed",
                 where=str(path),
                 fix="find out from the server's responses why the requests failed, then run this load level again",
             )

@@ -163,7 +163,7 @@ def _parsed(path: Path) -> _File:
         return msgspec.convert(raw, _File, strict=False)
     except OSError as error:
         raise ConfigError(
-            f"the file cannot be read: {error.strerror}", where=str(path), fix="give a readable file"
+            f"the file cannot be read: {error.strerror}", where=str(path), fix="give a file that this user can read"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
         what = " ".join(str(error).split())
@@ -176,11 +176,11 @@ def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
     """Return the cells of a row, one for each column."""
     if len(row.printed) != len(columns):
         what = f"the row has {len(row.printed)} cells, but the table has {len(columns)} columns"
-        raise ConfigError(what, where=where, fix="in the key printed of this row, list one cell for every column")
+        raise ConfigError(what, where=where, fix="list one cell for every column in the key `printed` of this row")
     if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
-        fix = f"set column in corrected to a number from 1 to {len(columns)}"
+        fix = f"set `column` in `corrected` to a number from 1 to {len(columns)}"
         raise ConfigError(
-            f"the key corrected has column {wrong[0]}, but the table has only {len(columns)} columns",
+            f"the key `corrected` names column {wrong[0]}, but the table has only {len(columns)} columns",
             where=where,
             fix=fix,
         )
@@ -209,9 +209,9 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     """Return a cell with the correct value, and why it differs from the printed one."""
     if not cell.measurement:
         raise ConfigError(
-            "a published value has no measurement, such as step_time",
+            "the key `measurement` is missing, so runstop does not know what was measured",
             where=where,
-            fix="set measurement in its row, or in every column",
+            fix="set `measurement`, such as step_time, in the row of this value or in every column",
         )
     if cell.value is not None and not cell.reason:
         what = f"the value {cell.value:g} replaces the printed number {cell.printed!r}, but no reason is given"
@@ -229,7 +229,7 @@ def _figure(cell: _Cell, file: _File, *, where: str) -> Figure:
     is_calculated = CALCULATED in file.signs and cell.printed.endswith(CALCULATED)
     value = cell.value if cell.value is not None else number(cell.printed.rstrip(CALCULATED if is_calculated else ""))
     if value is None:
-        fix = f"add {cell.printed!r} to the key signs of this file, or add value and reason to this cell"
+        fix = f"add {cell.printed!r} to the key `signs` of this file, or add `value` and `reason` to this cell"
         raise ConfigError(f"this cell has the text {cell.printed!r}, which is not a number", where=where, fix=fix)
     reason = _joined(cell.reason, file.signs[CALCULATED] if is_calculated else "")
     return _converted(msgspec.structs.replace(figure, value=value, reason=reason), cell, where=where)
@@ -242,7 +242,7 @@ def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
         if (cell.printed_in, unit) not in FACTORS:
             known = ", ".join(f"{ours or 'a share'} printed in {theirs}" for theirs, ours in FACTORS)
             what = f"the printed unit {cell.printed_in!r} cannot be converted to the unit {unit!r}"
-            raise ConfigError(what, where=where, fix=f"change unit or printed_in to one of these pairs: {known}")
+            raise ConfigError(what, where=where, fix=f"change `unit` or `printed_in` to one of these pairs: {known}")
         value *= FACTORS[cell.printed_in, unit]
     if cell.gpus is not None and figure.measurement.endswith("_per_gpu"):
         value, unit = value / cell.gpus, f"{unit}/GPU"

@@ -100,9 +100,9 @@ def tune(request: Request, *, say: Say, clock: Callable[[], float] = time.monoto
     if not tuning.best:
         failed = "; ".join(f"{one.candidate.name}: {one.reason or one.outcome}" for one in tuning.tried)
         raise BenchError(
-            f"no run has a result, so no settings are the best: {failed}",
+            f"no run has a result, so runstop cannot choose the best settings: {failed}",
             where=short(ready.folder),
-            fix=f"find the cause with runstop why {short(ready.folder)}/RUN, and repeat the command",
+            fix=f"run `runstop why {short(ready.folder)}/RUN` to find the cause, then run the same command again",
         )
     return proof.write(tuning, request.overrides)
 
@@ -125,7 +125,7 @@ def _ranking(request: Request) -> tuple[Config, list[Candidate]]:
     """Return the task's config, and its settings in the order of the model."""
     for override in request.overrides:
         if (key := compose.override_key(override)) in OF_TUNE:
-            what = f"{key} cannot be set, because tune sets this key for each run"
+            what = f"you cannot set {key}, because tune sets this key for each run"
             raise ConfigError(what, where=override, fix=f"remove {override}{OF_TUNE[key]}")
     whole = compose.unplanned(request.overrides, config_dir=request.config_dir)
     _check(whole)
@@ -158,7 +158,7 @@ def _check(config: Config) -> None:
     """Raise ConfigError if the task has no settings to tune."""
     training.require_megatron(config, "tune")
     if config.parallel.groups is not None:
-        what = "tune does not support local SGD: its groups do different work than one group"
+        what = "tune does not support local SGD, because its groups do not do the same work as a single group"
         raise ConfigError(what, where="parallel.groups", fix="remove parallel.groups, or choose another task")
 
 
@@ -202,9 +202,9 @@ def _chosen(request: Request, config: Config, ranked: Sequence[Candidate]) -> tu
             chosen += [one] if planned.runs else []
     if not chosen:
         raise ConfigError(
-            f"runstop cannot plan any of the settings to measure; the last reason is: {reason}",
+            f"runstop cannot plan a run with any of the settings; the last reason is: {reason}",
             where="cluster, task",
-            fix="remove this reason; check the same task and cluster with `runstop plan`",
+            fix="run `runstop plan` with the same task and cluster, and correct the config until this command succeeds",
         )
     return chosen, _session(request, config, chosen, runs=1)
 

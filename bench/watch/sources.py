@@ -237,9 +237,9 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            "`watch` needs one run folder without --trials and --walltime, or one or more logs",
+            "`watch` takes either one run folder, or logs; --trials and --walltime are only for logs",
             where=", ".join(map(str, paths)) or "command line",
-            fix="give a single run folder and remove --trials and --walltime, or give only logs",
+            fix="give one run folder and remove --trials and --walltime, or give only logs",
         )
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
@@ -260,7 +260,7 @@ def run_folder(folder: Path, *, tracks: bool = True) -> WatchedTrials:
         raise ConfigError(
             "this run only checks its nodes, so there is no trial to watch",
             where=str(folder),
-            fix=f"runstop why {shlex.quote(str(folder))}",
+            fix=f"to see the result of the check: runstop why {shlex.quote(str(folder))}",
         )
     has_others = bool(folders.other_writers(folder))  # trackers write into the folder, and some send to a server
     trials = tuple(

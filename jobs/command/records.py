@@ -166,8 +166,9 @@ class StepRecorder:
             raise BenchError(
                 f"the program ended after step {self.step:,}, but the plan has {last:,} steps",
                 where="task.training.max_steps, engine.command",
-                fix="pass {max_steps} to the program, or set task.training.max_steps to the number of its steps; if "
-                "its lines do not show every step, set engine.command.every_steps (hf_trainer) or print the last step",
+                fix="pass the placeholder {max_steps} to the program, or set task.training.max_steps to the steps that "
+                "the program trains; if the program does not print every step, set engine.command.every_steps "
+                "(hf_trainer), or let the program print the last step",
                 rule="RUN-23",
             )
 
@@ -268,14 +269,14 @@ def nothing_read(what: str) -> BenchError:
     )
 
 
-def _finite(loss: float, what: str, place: str) -> float:
+def _finite(loss: float, phase: str, place: str) -> float:
     """Return the loss; raise BenchError if it is not a finite number."""
     if math.isfinite(loss):
         return loss
     raise BenchError(
-        f"the {what} loss is {loss} at {place}",
+        f"the {phase} loss is {loss} at {place}, but must be a finite number",
         where="the output of the program",
-        fix="lower the program's learning rate, or look for values that are not finite in its rows and weights",
+        fix="lower the program's learning rate, or look for NaN and infinity in the rows and weights of the program",
         rule="RUN-05",
     )
 

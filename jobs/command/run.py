@@ -193,12 +193,12 @@ class RunningProgram:
         limit = self._pace.exceeded(now_s) if self._is_reading else None
         if limit is None:
             return
-        silent_s, usual_s, what = limit
+        silent_s, usual_s, silence = limit
         raise BenchError(
             f"no progress for {silent_s:,.0f} s in training after {self._recorder.place} (usual: {usual_s:.3g} s): "
-            f"the program {what}; {self._child.state()}; its last line: {self._last_line:.200}",
+            f"the program {silence}; {self._child.state()}; its last line: {self._last_line:.200}",
             where=f"{node_name()}, engine.command",
-            fix="run `py-spy dump --pid PID` while the program hangs, to see where it waits; if such long pauses are "
+            fix="to see where the program waits, run `py-spy dump --pid PID` while it hangs; if such long pauses are "
             "normal, raise launch.stall.factor or launch.stall.floor_s",
             rule="RUN-17",
         )
@@ -222,10 +222,10 @@ class RunningProgram:
         self._kept.finish()
         if left := self._child.left():
             raise BenchError(
-                f"the program ended, but processes that it had started still ran: {', '.join(left[:8])}",
+                f"the program ended, but processes that it started still run: {', '.join(left[:8])}",
                 where=f"{node_name()}, engine.command.argv",
-                fix="let the program wait for its processes (`wait` in a shell script), and start nothing in the "
-                "background: such work is neither timed nor checked",
+                fix="let the program wait for its processes (`wait` in a shell script), because runstop does not time "
+                "and check work in the background",
                 rule="RUN-22",
             )
         if self._is_reading:

@@ -179,14 +179,14 @@ class ChatTemplate:
                 before = _OPEN_THOUGHT.sub("", before)
             if not text.startswith(before) or (spans and len(before) < spans[-1][1]):
                 raise ValueError(
-                    f"the chat template changes the text before turn {i + 1} when later turns follow: "
+                    f"the chat template changes the text before turn {i + 1} when more turns follow: "
                     f"remove this conversation, {WITH_GENERATION}"
                 )
             start = len(before)
             end = len(text) if i + 1 == len(turns) else self._end(name, turns[: i + 1], tools, text, start)
             if not self._special.search(text, start, end):
                 raise ValueError(
-                    f"no special token ends turn {i + 1} in the chat template, so a model would not learn to stop: "
+                    f"the chat template ends turn {i + 1} without a special token, so a model would not learn to stop: "
                     f"use a template that ends the assistant's turns with eos_token, {WITH_GENERATION}"
                 )
             spans.append((start, end))

@@ -62,17 +62,17 @@ def convert(source: Path, folder: Path, *, data: Data, vocab_size: int) -> dict[
     return manifest
 
 
-def _files(source: Path, published: str) -> list[Path]:
+def _files(source: Path, split: str) -> list[Path]:
     """Return a split's files: NVIDIA's npy, or the parts of a parquet, in order."""
-    if (source / f"{published}.npy").exists():
-        return [source / f"{published}.npy"]
+    if (source / f"{split}.npy").exists():
+        return [source / f"{split}.npy"]
     for folder in (source, source / "data"):
-        if files := sorted([*folder.glob(f"{published}-*.parquet"), *folder.glob(f"{published}.parquet")]):
+        if files := sorted([*folder.glob(f"{split}-*.parquet"), *folder.glob(f"{split}.parquet")]):
             return files
     raise ConfigError(
-        f"the folder has no file with the {published} rows of GovReport",
+        f"the folder has no file with the {split} rows of GovReport",
         where=str(source),
-        fix=f"give a folder with {published}-00000-of-00001.parquet or {published}.npy",
+        fix=f"give a folder with {split}-00000-of-00001.parquet or {split}.npy",
     )
 
 
@@ -162,7 +162,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "numpy" and name in self.KNOWN:
             return self.KNOWN[name]
-        raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, which is not allowed")
+        raise pickle.UnpicklingError(f"the pickle refers to {module}.{name}, which could run code")
 
 
 def _unpickled(path: Path) -> Any:
@@ -180,5 +180,5 @@ def _refuse(path: Path, what: str) -> None:
     raise ConfigError(
         f"{path.name}: {what}",
         where=str(path),
-        fix="use MLPerf's GovReport rows, or correct data.train_rows, data.eval_rows, data.seq_length or model=",
+        fix="use MLPerf's GovReport rows, or correct data.train_rows, data.eval_rows, data.seq_length or model",
     )

@@ -42,12 +42,12 @@ class MegatronTokens:
         self.shape = (num_rows, seq_length + 1)
         num_epochs = _num_epochs(int(lengths.sum(dtype=np.int64)), num_rows, seq_length)
         if num_epochs is None or (seed is None and num_epochs > 1):
-            what = f"the files have {lengths.sum(dtype=np.int64):,} tokens, too few for {num_rows:,} rows"
+            what = f"the files have only {lengths.sum(dtype=np.int64):,} tokens, too few for {num_rows:,} rows"
             fix = f"copy or download {self._bin.name} again, or lower data.train_rows or data.eval_rows"
             raise ConfigError(what, where=str(self._bin), fix=fix, rule="CFG-06")
         if int(self._begins[-1]) // self._dtype.itemsize + int(lengths[-1]) > header.num_tokens:
             raise ConfigError(
-                f"the file has {header.num_tokens:,} tokens, fewer than its index lists",
+                f"the file has only {header.num_tokens:,} tokens, but its index (.idx) lists more tokens",
                 where=str(self._bin),
                 fix=megatron_files.FIX,
                 rule="CFG-06",

@@ -74,9 +74,9 @@ def _counted(config: Config, root: Path, processes: int | None) -> tuple[Path, d
         folder = Path(data_files.rows_dir(str(root), counted, vocab_size))
         if folder.exists():
             raise ConfigError(
-                "this folder already has rows that were prepared with data.train_rows",
+                "this folder already has rows from a command that set data.train_rows",
                 where=str(folder),
-                fix=f"set data.train_rows={counted.train_rows}, or delete this folder and run the same command again",
+                fix=f"set data.train_rows={counted.train_rows}, or delete this folder, and run the same command again",
             )
         uncounted.rename(folder)
         return folder, manifest
@@ -96,7 +96,7 @@ def _explained(root: Path) -> Iterator[None]:
         ) from error
     except ModuleNotFoundError as error:
         fix = "pip install 'runstop[data]', or use an image with tokenizers, jinja2 and pyarrow"
-        raise ConfigError(f"{error.name} is not installed", where=sys.executable, fix=fix) from error
+        raise ConfigError(f"the Python package {error.name} is not installed", where=sys.executable, fix=fix) from error
 
 
 def named(path: str | None) -> Path:
@@ -111,7 +111,7 @@ def _tokenizer_file(config: Config, folder: Path) -> Path:
     if place is None:
         fix = "export MODEL=FOLDER, or set data.tokenizer"
         raise ConfigError(
-            "MODEL is not set, but runstop reads the tokenizer from the folder MODEL",
+            "the environment variable MODEL is not set, so runstop cannot find the tokenizer",
             where="cluster.paths.model",
             fix=fix,
         )

@@ -186,7 +186,7 @@ def load(plan: TrainingPlan, name: str, *, seed: int = 0) -> Rows:
     if tokens.shape != (num_rows, data.seq_length) or counts.shape != tokens.shape:
         raise ConfigError(
             f"{name}_tokens.npy has the shape {tokens.shape} and {name}_counts.npy has the shape {counts.shape}, but "
-            f"the plan needs the shape {(num_rows, data.seq_length)} for both files",
+            f"the plan needs the shape {(num_rows, data.seq_length)} for these files",
             where=str(folder),
             fix="prepare the data again, or correct data.train_rows, data.eval_rows and data.seq_length",
             rule="CFG-06",

@@ -43,7 +43,7 @@ def provide(folder: Path, data: Data, vocab_size: int) -> None:
         return
     if vocab_size < VOCABULARY.start:
         raise ConfigError(
-            f"model.vocab_size={vocab_size} is less than the {VOCABULARY.start} tokens that data.sample needs",
+            f"model.vocab_size is {vocab_size}, but data.sample needs {VOCABULARY.start} tokens or more",
             where="model.vocab_size",
             fix=f"set model.vocab_size={VOCABULARY.stop - 1}",
         )

@@ -61,7 +61,7 @@ def require(available: dict[str, int], data: Data, where: str) -> None:
     """Raise ConfigError if the files have fewer rows than the config requires."""
     for name, needed in (("eval", data.eval_rows), ("train", data.train_rows or 1)):
         if available[name] < needed:
-            held = f"{available['train']:,} rows for training and {available['eval']:,} rows for evaluation"
+            rows = f"{available['train']:,} rows for training and {available['eval']:,} rows for evaluation"
             few = available["train"] < 1 or available["eval"] < 1
             fix = (
                 "add files, or lower data.eval_rows, data.seq_length or data.test_split"
@@ -69,7 +69,7 @@ def require(available: dict[str, int], data: Data, where: str) -> None:
                 else f"set data.{name}_rows to {available[name]} or less, or add files; finished blocks are kept"
             )
             raise ConfigError(
-                f"data.{name}_rows is {needed:,}, but the files have only {held}",
+                f"data.{name}_rows is {needed:,}, but the files have only {rows}",
                 where=where,
                 fix=fix,
                 rule="CFG-06",

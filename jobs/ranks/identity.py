@@ -47,7 +47,7 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
         port = int(env.get("MASTER_PORT") or _port(env))
     except (KeyError, ValueError) as error:
         raise SubmitError(
-            f"the rank cannot be read from the environment: {error}",
+            f"an environment variable of the rank is missing or wrong: {error}",
             where=", ".join(names or ("MASTER_PORT",)),
             fix="start ranks with `runstop launch`, srun or torchrun",
         ) from error

@@ -54,7 +54,7 @@ def join(
             raise SubmitError(
                 f"port {who.master_port} {PORT_IN_USE} on {node_name()}",
                 where=place,
-                fix="start the run again, which uses a new port; if cluster.master_port is set, change this port",
+                fix="start the run again: it uses a new port; if you set cluster.master_port, change this port",
                 rule="NCC-05",
             ) from error
         raise SubmitError(

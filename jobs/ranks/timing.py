@@ -76,14 +76,14 @@ class Pace:
         self._ends = self._ends[-1:]
 
 
-def finite(loss: float, what: str, step: int) -> float:
+def finite(loss: float, phase: str, step: int) -> float:
     """Return the loss; raise BenchError if it is not a finite number."""
     if math.isfinite(loss):
         return loss
     raise BenchError(
-        f"the {what} loss is {loss} at step {step}",
+        f"the {phase} loss is {loss} at step {step}, but must be a finite number",
         where="recipe.lr, recipe.clip_grad, precision",
-        fix="lower recipe.lr, or look for values that are not finite in the rows and weights",
+        fix="lower recipe.lr, or look for NaN and infinity in the rows and weights",
         rule="RUN-05",
     )
 

@@ -33,7 +33,7 @@ def log_used(plan: Plan, who: Rank, folder: Path, log: mllog.Writer) -> None:
             wrong,
             where="cluster.environment",
             fix="set the NCCL variables to a network that all nodes have; the record nccl_transport in the log shows "
-            "which transport NCCL chose",
+            "the network that NCCL chose",
             rule="NCC-02",
         )
 

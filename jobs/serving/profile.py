@@ -89,7 +89,7 @@ def record(plan: ServingPlan, setting: Setting, prompts: Iterable[str], folder: 
     for one in finished:
         if one.failure or one.http != 200:
             raise _error(
-                f"the server did not answer a request while it was profiled: {one.failure or f'HTTP {one.http}'}",
+                f"a request failed while runstop profiled the server: {one.failure or f'HTTP {one.http}'}",
                 setting.server.url,
             )
     chosen = server_trace.read([*folder.rglob("*.json.gz"), *folder.rglob("*.json")])

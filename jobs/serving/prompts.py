@@ -25,8 +25,8 @@ def tokenizer(folder: Path) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer cannot be read: {error}",
             where=str(file),
-            fix="write a tokenizer.json into this folder with save_pretrained of transformers, or set MODEL (with "
-            "task.serving.server.url: task.serving.server.tokenizer) to another folder",
+            fix="write tokenizer.json into this folder with save_pretrained of transformers, or set MODEL to another "
+            "folder; for a server at task.serving.server.url, set task.serving.server.tokenizer instead of MODEL",
             rule="CFG-06",
         ) from error
 
@@ -43,7 +43,7 @@ def random_prompts(own: Tokenizer, *, lengths: Sequence[int], seed: int) -> list
     special = len(own.encode("").ids)
     if min(lengths) <= special or not words:
         what = (
-            f"a prompt of {min(lengths)} tokens is not possible: the tokenizer has {len(words)} words of one token, "
+            f"no prompt can have {min(lengths)} tokens: the tokenizer has {len(words)} words of one token, "
             f"and adds {special} special tokens"
         )
         raise ConfigError(
@@ -83,7 +83,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"none of {TRIES} random prompts had {num_tokens} tokens after it was decoded and encoded again",
+        f"none of {TRIES} random prompts still had {num_tokens} tokens after decoding and encoding",
         where=WHERE,
         fix="change task.serving.tokens_in or task.serving.lengths, or set another tokenizer",
     )

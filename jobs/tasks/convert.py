@@ -143,9 +143,9 @@ def adapters(plan: Plan, args: argparse.Namespace) -> str:
 
     if (lora := plan.config.training.lora) is None:
         raise ConfigError(
-            f"the run of the plan {plan.name} trains no adapters",
+            f"the plan {plan.name} trains no adapters",
             where="task.training.lora",
-            fix="give the plan of a LoRA run",
+            fix="give the plan of a run that trains adapters (LoRA)",
         )
     trained = args.plan.absolute().parent / run_files.adapters(args.trial)
     adapters.export(trained, args.folder, model=plan.config.model, lora=lora, base=args.base)

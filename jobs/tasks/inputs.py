@@ -43,7 +43,7 @@ class Weights:
         after = _state(self.folder)
         for name in sorted(self.state.keys() | after.keys()):
             if self.state.get(name) != after.get(name):
-                raise checksums.changed(f"{name} was changed while it was loaded", self.folder, fix=FIX)
+                raise checksums.changed(f"{name} was changed while runstop loaded this file", self.folder, fix=FIX)
 
 
 def check_weights(plan: Plan, log: mllog.Writer, who: Rank | None) -> Weights | None:
@@ -64,14 +64,14 @@ def check_weights(plan: Plan, log: mllog.Writer, who: Rank | None) -> Weights | 
     every = [(here, share, checksums.differing(share, checksums.listed(folder)))]
     if who is not None:
         every = [each for each in process_group.gathered(who, every[0]) if each is not None]
-    for node, _, wrong in every:
-        if wrong:
-            raise checksums.changed(f"the weights were changed: {wrong}", f"{folder} on {node}", fix=FIX)
+    for node, _, difference in every:
+        if difference:
+            raise checksums.changed(f"the weights were changed: {difference}", f"{folder} on {node}", fix=FIX)
     own = {name: content for node, contents, _ in every if node == here for name, content in contents.items()}
     own |= _hashed(folder, state.keys() - own.keys())  # the share of a failed rank, with local SGD
     for node, contents, _ in every:
-        if other := next((name for name, content in contents.items() if own.get(name) != content), None):
-            what = f"{node} and {here} have different weights: {other}"
+        if file := next((name for name, content in contents.items() if own.get(name) != content), None):
+            what = f"the nodes {node} and {here} have different weights in the file {file}"
             raise checksums.changed(what, folder, fix="copy the same weights to every node, or use a shared folder")
     size = sum(content.bytes for content in own.values())
     log.event(mllog.INPUT_SHA256, checksums.identity(own), input=mllog.CHECKPOINT_FILES, files=len(own), bytes=size)
@@ -134,6 +134,6 @@ def _require_equal(name: str, sha256: str, folder: Path) -> None:
         return
     values = [("", "")] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, (node_name(), sha256))
-    if other := next((node for node, value in values if value != sha256), None):
-        what = f"{other} and {node_name()} have different {name}"
+    if other_node := next((node for node, value in values if value != sha256), None):
+        what = f"the nodes {other_node} and {node_name()} have different {name}"
         raise checksums.changed(what, folder, fix="copy the same rows to every node, or use a shared folder")

@@ -101,7 +101,7 @@ def prepare_rows_of(plan: TrainingPlan) -> None:
                 f"there are no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
                 fix="set DATADIR to a folder with {train,eval}_{tokens,counts}.npy, "
-                "which python -m jobs.tasks.convert rows creates",
+                "which `python -m jobs.tasks.convert rows` creates",
                 rule="CFG-06",
             )
         return
@@ -122,7 +122,7 @@ def _write_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
     vocab_size, num_words = plan.config.model.vocab_size, len(tiny_reports.vocabulary())
     if vocab_size < num_words:
         raise ConfigError(
-            f"model.vocab_size={vocab_size} is less than the {num_words} words of the generated reports",
+            f"model.vocab_size is {vocab_size}, but the generated reports have {num_words} different words",
             where="model.vocab_size",
             fix=f"set model=tiny, or model.vocab_size to {num_words} or more",
         )

@@ -67,7 +67,7 @@ def weights(config: Config, processes: int | None) -> str:
         conversion.convert(prepared)
     except ModuleNotFoundError as error:
         fix = "pip install 'runstop[engine,weights]', or run the same command where these packages are installed"
-        raise ConfigError(f"{error.name} is not installed", where=sys.executable, fix=fix) from error
+        raise ConfigError(f"the Python package {error.name} is not installed", where=sys.executable, fix=fix) from error
     except OSError as error:
         raise BenchError(
             f"the weights cannot be read or written: {error.strerror or error}",

@@ -150,9 +150,8 @@ class Reader:
         for key, boxes in by_key.items():
             stored, num_read = self.stored(key), 0
             if any(stored.whole != box.whole for box in boxes):
-                raise _unreadable(
-                    self.folder, f"the tensor {key} has shape {stored.whole}, but shape {boxes[0].whole} in the model"
-                )
+                what = f"the tensor {key} has the shape {stored.whole}, but the model needs the shape {boxes[0].whole}"
+                raise _unreadable(self.folder, what)
             for offset, shape in stored.pieces:
                 needed = [(box, cut) for box in boxes if (cut := overlap(offset, shape, box.offset, box.into.shape))]
                 piece = self._piece(key, offset) if needed else torch.empty(0)

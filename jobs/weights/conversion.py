@@ -294,8 +294,9 @@ def _require_same(conversion: Conversion) -> None:
         files = {}
     is_same = files == {name: (source.folder / name).stat().st_size for name in source.files}
     if not is_same or checkpoint.stored(folder) is not conversion.stored:
+        content = "these weights in another precision" if is_same else "other content"
         raise ConfigError(
-            f"the folder already has {'these weights in another precision' if is_same else 'other content'}",
+            f"the folder already has {content}",
             where=str(folder),
             fix="rename this folder, or give another FOLDER",
         )

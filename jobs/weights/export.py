@@ -114,9 +114,9 @@ def _described(source: Path) -> tuple[Model, str]:
         ) from error
     if trains != Trains.all.name:
         raise ConfigError(
-            f"this checkpoint has only adapters (task.training.trains={trains}), but a whole model is needed",
+            f"this checkpoint has only adapters (task.training.trains={trains}), but the export needs a whole model",
             where=str(source),
-            fix="export the adapters with python -m jobs.tasks.convert adapters",
+            fix="run `python -m jobs.tasks.convert adapters` to export the adapters",
         )
     return model, precision
 

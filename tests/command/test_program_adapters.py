@@ -28,7 +28,7 @@ def test_hf_trainer_reads_the_output_of_trl_with_its_progress_bars(tmp_path: Pat
     assert [one.step for one in read] == [1, 2, 3, 4, 5, None]
     assert [one.loss for one in read[:2]] == [6.315, 5.762] and read[-1].total_time_s == 34.07
     state = tmp_path / "trainer_state.json"
-    for steps, complaint in ((5, None), (7, "counts 7 steps .* lines count 5 steps: set engine.command.every")):
+    for steps, complaint in ((5, None), (7, "has 7 steps .* printed have 5 steps: set engine.command.every")):
         state.write_text(json.dumps({"global_step": steps, "logging_steps": 1}))
         reader = reader_of(Program(argv=["x"], adapter=Adapter.hf_trainer, file=str(state)))
         for line in (OUTPUTS / "trl_1.16.0.out").read_text().replace("\r", "\n").splitlines():

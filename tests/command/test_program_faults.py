@@ -39,7 +39,7 @@ FAULTS = {
     "forks and leaves": (
         "os.fork() or (os.setsid(), time.sleep(600))\nsteps(11, 20)",
         "RUN-22",
-        "processes that it had started still ran: ",
+        "processes that it started still run: ",
     ),
     "floods": (
         "[os.write(1, b'x' * 4000 + b'\\n') for _ in range(10000)]; os.write(1, b'y' * (3 << 20) + b'\\n')\n"

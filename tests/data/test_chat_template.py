@@ -170,7 +170,7 @@ def test_a_template_that_changes_earlier_turns_is_followed_or_refused(tmp_path: 
     ]
     numbers = CHATML.replace("+ m.content", "+ (messages | length) | string + m.content")
     _, compiled = template_of(write_tokenizer(tmp_path, numbers))
-    with pytest.raises(ValueError, match="changes the text before turn 2 when later turns follow: remove"):
+    with pytest.raises(ValueError, match="changes the text before turn 2 when more turns follow: remove"):
         compiled.render(Conversation(turns_of("a", "b"), None))
 
 
@@ -185,7 +185,7 @@ def test_conversations_that_are_skipped_or_refused(tmp_path: Path) -> None:
     )
     strict = "{{ raise_exception('roles must alternate') }}" + CHATML
     for broken, turns, message in (
-        (without_end, turns_of("a", "b"), "no special token ends turn 2"),
+        (without_end, turns_of("a", "b"), "ends turn 2 without a special token"),
         (no_tools, [*turns_of("a", "b"), {"role": "tool", "content": "3"}], "leaves out turns of the role tool"),
         (strict, turns_of("a", "b"), "the chat template refuses the conversation: roles must alternate"),
         ("{{ messages.append(1) }}" + CHATML, turns_of("a", "b"), "refuses the conversation: .*append"),

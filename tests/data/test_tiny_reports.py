@@ -49,7 +49,7 @@ def test_a_row_too_short_for_a_document_is_refused() -> None:
 
 def test_a_vocabulary_too_small_for_the_grammar_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     plan = compose.compose([f"cluster.paths.data={tmp_path}", "model.vocab_size=32"])
-    with pytest.raises(ConfigError, match="model.vocab_size=32 is less than the"):
+    with pytest.raises(ConfigError, match="model.vocab_size is 32, but"):
         prepare_rows_of(plan)
 
 

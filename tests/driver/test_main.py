@@ -189,11 +189,11 @@ def test_another_node_serves_the_lead_node_and_prints_why_it_ended(
     [
         (["--node", "-1"], "'-1' is not an integer of 0 or more"),
         (["--node", "x"], "'x' is not an integer of 0 or more"),
-        (["--node", "0", "--lead", "rig0"], "'rig0' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", ":1"], "':1' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not of the form HOST:PORT"),
-        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0"], "'rig0' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", ":1"], "':1' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:0"], "'rig0:0' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:65536"], "'rig0:65536' is not an address of the form HOST:PORT"),
+        (["--node", "0", "--lead", "rig0:x"], "'rig0:x' is not an address of the form HOST:PORT"),
         ([], "required: --node"),
     ],
 )
@@ -252,7 +252,8 @@ def test_unset_and_hostile_variables_of_a_plan_are_refused(
     (tmp_path / "plan.json").write_text(plan_kinds.dumps(plan))
     monkeypatch.setenv("DATADIR", value) if value is not None else monkeypatch.delenv("DATADIR", raising=False)
     with pytest.raises(
-        ConfigError, match=r"^CFG-06: DATADIR is .*\n  where: environment variables\n  fix:   set DATADIR to"
+        ConfigError,
+        match=r"^CFG-06: the environment variable DATADIR is .*\n  where: .*\n  fix:   set DATADIR to a path",
     ):
         leads.filled_in(tmp_path / "plan.json")
     monkeypatch.setenv("DATADIR", "a b'c")

@@ -218,9 +218,9 @@ def test_a_folder_keeps_its_revision(served: Hub, run: Run) -> None:
     served.repos["models/org/tiny"] = Repo({**MODEL.files, "config.json": b"{}"}, older=(MODEL,))
     new = served.repos["models/org/tiny"].sha
     code, _, err = run("model", "org/tiny", "tiny", "--revision", "main")
-    assert code == 2 and f"the folder has revision {old}, not {new}" in err
+    assert code == 2 and f"the folder has files of revision {old}, not of the requested revision {new}" in err
     code, _, err = run("data", "org/rows", "tiny")
-    assert code == 2 and "the folder has the model org/tiny, not the data org/rows" in err
+    assert code == 2 and "the folder has files of the model org/tiny, not of the data org/rows" in err
     code, _, err = run("model", "org/tiny", "tiny", "--all")
     assert code == 0 and f"revision: {old}  the revision of the folder" in err
     assert contents(Path("tiny")) == dict(MODEL.files)
@@ -233,7 +233,7 @@ def test_files_of_the_user_are_kept(served: Hub, run: Run) -> None:
     Path("tiny/model.safetensors").write_bytes(WEIGHTS)
     Path("tiny/config.json").write_text("mine")
     code, _, err = run("model", "org/tiny")
-    assert code == 2 and "another file of this name" in err and "tiny/config.json" in err
+    assert code == 2 and "a file with this name already exists" in err and "tiny/config.json" in err
     assert Path("tiny/config.json").read_text() == "mine"
     Path("tiny/config.json").unlink()
     assert run("model", "org/tiny")[0] == 0
@@ -290,16 +290,34 @@ def test_the_token_goes_to_the_hub_alone(served: Hub, run: Run, monkeypatch: pyt
         ("info", Fault(status=403), 2, "the hub forbids this; no token was sent", "hf auth login"),
         ("info", Fault(status=429), 1, "refuses more requests for now", "wait some minutes"),
         ("info", Fault(status=503), 1, "the hub answers with status 503", "wait; then run the same command"),
-        ("info", Fault(body=b"<html>log in</html>"), 1, "this is not the answer of a hub", "a proxy or a login page"),
+        (
+            "info",
+            Fault(body=b"<html>log in</html>"),
+            1,
+            "does not answer as a Hugging Face hub",
+            "no proxy or login page",
+        ),
         ("info", Fault(body=b'{"id": "org/tiny"}'), 1, "the answer has no commit", "HF_ENDPOINT"),
-        ("tree", Fault(body=b'[{"type": "file", "path": "x"}]'), 1, "not the answer of a hub: KeyError", "proxy"),
+        (
+            "tree",
+            Fault(body=b'[{"type": "file", "path": "x"}]'),
+            1,
+            "does not answer as a Hugging Face hub: KeyError",
+            "proxy",
+        ),
         ("model.safetensors", Fault(status=503), 1, "answers with status 503", "continues the download"),
         ("model.safetensors", Fault(status=404, code="EntryNotFound"), 1, "lists this file, but", "--revision"),
-        ("model.safetensors", Fault(cut_at=1000), 1, "no connection to 127.0.0.1", "continues the download"),
+        ("model.safetensors", Fault(cut_at=1000), 1, "cannot connect to 127.0.0.1", "continues the download"),
         ("model.safetensors", Fault(content=WEIGHTS[:-7]), 1, "sent 5,242,873 bytes of this file", "mirror"),
         ("model.safetensors", Fault(content=WEIGHTS + b"7"), 1, "sent 5,242,881 bytes of this file", "mirror"),
-        ("model.safetensors", Fault(content=WEIGHTS[::-1]), 1, "checksum is not the stated one: sha256:", "mirror"),
-        ("config.json", Fault(content=b'{"model_type": "lama2"}\n'), 1, "not the stated one: git-sha1:", "mirror"),
+        ("model.safetensors", Fault(content=WEIGHTS[::-1]), 1, "the checksum that the hub states: sha256:", "mirror"),
+        (
+            "config.json",
+            Fault(content=b'{"model_type": "lama2"}\n'),
+            1,
+            "the checksum that the hub states: git-sha1:",
+            "mirror",
+        ),
     ],
 )
 def test_errors_say_what_where_and_fix(
@@ -366,7 +384,7 @@ def test_no_network_and_offline_mode_are_different_errors(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://user:hunter22@127.0.0.1:9")  # the discard port: nothing listens there
     code, _, err = run("model", "org/tiny")
-    assert code == 1 and "no connection to 127.0.0.1:9" in err and "HTTPS_PROXY" in err and "hunter22" not in err
+    assert code == 1 and "cannot connect to 127.0.0.1:9" in err and "HTTPS_PROXY" in err and "hunter22" not in err
 
 
 def test_a_full_disk_is_an_error_that_continues(served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,5 +70,5 @@ def test_a_missing_model_is_not_downloaded(verb: str, task: str, tmp_path: Path)
 def test_the_guard_sees_the_connection_of_fetch(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "fetch", "model", "meta-llama/Llama-2-7b-hf"]
     code, out, log = opened(argv, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")  # the discard port: nothing listens there
-    assert code == 1 and "no connection to 127.0.0.1:9" in out
+    assert code == 1 and "cannot connect to 127.0.0.1:9" in out
     assert "socket.connect ('127.0.0.1', 9)" in log

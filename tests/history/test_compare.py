@@ -198,7 +198,7 @@ def test_invalid_logs_without_a_ledger_are_left_out(clock: Clock, capsys: pytest
         ("answers", "answer 0 is missing"),
     ):
         output = run(capsys, name, "good", code=2)
-        assert f"no valid trial: {name}/result_0.txt: not a valid trial: " in output and why in output
+        assert f"no valid trial: {name}/result_0.txt: the trial is not valid: " in output and why in output
 
 
 def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,10 +212,13 @@ def test_one_run_each_is_never_compared(clock: Clock, capsys: pytest.CaptureFixt
     [
         (["a"], "compare needs exactly two arguments, but the command has 1"),
         (["a", "missing"], "no run or file has this name: missing"),
-        (["**a*", "b"], "**a* is not allowed in a glob pattern"),
-        (["a", "a"], "this run is in both sets"),
-        (["a", "b", "--measurement", "speed"], "the measurement speed is missing in one or both sets of runs"),
-        (["a", "b", "--pairing", "order"], "2 runs of a cannot be paired with 1 runs of b"),
+        (["**a*", "b"], "the path component **a* has ** and other characters"),
+        (["a", "a"], "this run is in the first and in the second set"),
+        (
+            ["a", "b", "--measurement", "speed"],
+            "at least one of the two sets of runs does not have the measurement speed",
+        ),
+        (["a", "b", "--pairing", "order"], "the runs cannot be paired: a has 2 runs, but b has 1 runs"),
         (["a", "empty"], "no valid trial"),
     ],
 )

@@ -119,7 +119,7 @@ def left(folder: Path) -> list[str]:
     [
         ("no access", "ENR-01", "the registry refuses access to the image"),
         ("killed", "ENR-10", "exit code -9"),
-        ("half", "ENR-08", "the file is truncated: 5,000 of"),
+        ("half", "ENR-08", "the file is truncated: it has 5,000 of"),
         ("nothing", "ENR-10", "exit code 0, no output"),
     ],
 )

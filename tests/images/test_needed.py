@@ -72,7 +72,8 @@ def test_an_image_for_another_engine_is_refused_by_its_name(image: str, refused:
     problems = [finding for finding in preflight.inspect(plan) if finding.rule == "RUN-08"]
     assert [finding.what for finding in problems] == refused
     assert all(
-        one.fix == "build and use the image runstop-huggingface: containers/build.sh huggingface" for one in problems
+        one.fix == "run `containers/build.sh huggingface` to build the image runstop-huggingface, and use this image"
+        for one in problems
     )
     row = "runstop-huggingface (containers/build.sh huggingface), or one with transformers, accelerate, peft"
     assert dict(plan_sheets.rows(plan))["image"] == row

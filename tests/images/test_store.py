@@ -173,12 +173,12 @@ def damaged(image: Path, how: str) -> Path:
     ("how", "rules", "what", "seen_by_list"),
     [
         ("cut", ["ENR-08", "ENR-08"], "the file is truncated", True),
-        ("empty", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
+        ("empty", ["ENR-08", "ENR-08"], "has no squashfs superblock", True),
         ("flipped", ["ENR-08"], "the file was changed: its SHA-256 is", False),
-        ("another", ["ENR-08", "ENR-08"], "no squashfs superblock", True),
-        ("renamed", ["ENR-11"], "contains no digest", True),
-        ("unrecorded", ["ENR-11"], "no readable record", True),
-        ("half a record", ["ENR-11"], "no readable record", True),
+        ("another", ["ENR-08", "ENR-08"], "has no squashfs superblock", True),
+        ("renamed", ["ENR-11"], "contains no SHA-256", True),
+        ("unrecorded", ["ENR-11"], "is missing, or cannot be read", True),
+        ("half a record", ["ENR-11"], "is missing, or cannot be read", True),
         ("swapped", ["ENR-11"], "belongs to another file", True),
     ],
 )
@@ -337,7 +337,7 @@ def test_an_image_for_another_cpu_is_refused_unless_requested(
     file, folder = squashed(), tmp_path / "images"
     other = "aarch64" if HERE == "x86_64" else "x86_64"
     monkeypatch.setattr(platform, "machine", lambda: other)
-    with pytest.raises(BenchError, match=f"ENR-07: the image is for {HERE}, but the nodes have {other}"):
+    with pytest.raises(BenchError, match=f"ENR-07: the image is for {HERE} CPUs, but the nodes have {other} CPUs"):
         bring(file, folder)
     assert list(folder.glob("*.sqsh")) == [] == list(folder.glob(".*.part"))
     imported, _ = bring(file, folder, architecture=HERE)
@@ -366,7 +366,7 @@ def test_list_shows_files_of_killed_imports(image: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert (
         "incomplete: its import was killed" in out
-        and "the image of this record is missing" in out
+        and "the image file of this record does not exist" in out
         and "a broken symbolic link" in out
     )
     with (image.parent / store.LOCK).open() as held:
@@ -379,7 +379,7 @@ def test_list_shows_files_of_killed_imports(image: Path, capsys: pytest.CaptureF
     ("argv", "message"),
     [
         (["import", "{tmp}/none.sqsh"], "ENR-07: the file does not exist"),
-        (["import", "{tmp}/text.sqsh"], "ENR-08: no squashfs superblock"),
+        (["import", "{tmp}/text.sqsh"], "ENR-08: the file (8 bytes) has no squashfs superblock"),
         (
             ["import", "{tmp}/tiny.sqsh", "--dir", "{tmp}/text.sqsh"],
             "CFG-08: the folder cannot be created: File exists",

@@ -293,7 +293,7 @@ def test_a_launch_that_was_killed_before_its_run_began(ended: Path, slurm: Slurm
     queued = compose.compose(["task=lora_tiny", "cluster=slurm_test"])
     (ended / "plan.json").write_text(plan_kinds.dumps(queued))
     with pytest.raises(
-        ConfigError, match="the launch was killed before it submitted a job. So there is nothing to resume"
+        ConfigError, match="there is nothing to resume, because the launch was killed before it submitted a job"
     ):
         resume.resume(ended)
     (ended / "plan.json").unlink()

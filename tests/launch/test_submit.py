@@ -62,8 +62,8 @@ def processes(folder: Path) -> list[int]:
     [
         (["task=nosuch"], "task=nosuch does not exist"),
         ([*TINY, "launch.dry_run=true"], "cannot start a run with launch.dry_run"),
-        (["task=lora_tiny", "cluster=kuberay"], "submitit has no executor for the backend ray"),
-        (["task=lora_tiny", "cluster=kubernetes"], "submitit has no executor for the backend kubernetes"),
+        (["task=lora_tiny", "cluster=kuberay"], "cannot start runs on ray, because submitit has no executor"),
+        (["task=lora_tiny", "cluster=kubernetes"], "cannot start runs on kubernetes, because submitit has no executor"),
     ],
 )
 def test_if_one_run_is_refused_none_starts(runs: Path, overrides: list[str], message: str) -> None:

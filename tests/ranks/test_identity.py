@@ -53,7 +53,7 @@ def test_rank_from_environment(launcher: str) -> None:
 
 @pytest.mark.parametrize("broken", [{"RANK": "0"}, {"MASTER_PORT": "http"}])
 def test_an_incomplete_environment_is_refused(broken: dict[str, str]) -> None:
-    with pytest.raises(SubmitError, match="the rank cannot be read from the environment"):
+    with pytest.raises(SubmitError, match="an environment variable of the rank is missing or wrong"):
         from_environment(broken)
 
 

@@ -78,7 +78,7 @@ def test_a_port_that_is_in_use_is_named(plan: Plan) -> None:
             SubmitError, match=f"^NCC-05: port {port} is in use by another program on dgx-0\n"
         ) as refused:
             process_group.join(plan, Rank(0, 0, 2, "127.0.0.1", port))
-    assert "start the run again, which uses a new port" in refused.value.fix
+    assert "start the run again: it uses a new port" in refused.value.fix
 
 
 def test_each_local_sgd_group_has_its_own_process_group(

@@ -109,6 +109,6 @@ def test_runs_of_different_kinds_are_refused(tmp_path: Path, written_log: Callab
     (tmp_path / "run").mkdir()
     kernels_log.write(planned("task=attention"), tmp_path / "run/result_0.txt")
     assert isinstance(kinds.load([training]), SetsReport)
-    with pytest.raises(ConfigError, match="are in the same report") as error:
+    with pytest.raises(ConfigError, match="one report cannot have runs") as error:
         kinds.load([tmp_path / "run", training])
     assert str(training) == error.value.where

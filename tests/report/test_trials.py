@@ -44,5 +44,5 @@ def test_every_run_of_a_folder_is_one_trial_and_other_kinds_are_refused(tmp_path
     assert [one.name for one in report.trials] == ["first/result_0", "second/result_0"]
     assert {type(one.kind_result) for one in report.trials} == {ServingResult}
     planted_runs.plant(tmp_path / "third", Clock(), 100.0)
-    with pytest.raises(ConfigError, match=r"are in the same report\n  where: .*/third\n"):
+    with pytest.raises(ConfigError, match=r"one report cannot have runs that .*\n  where: .*/third\n"):
         kinds.load([tmp_path])

@@ -203,7 +203,7 @@ def test_a_block_that_one_system_lost_has_no_pair() -> None:
 
 
 def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 runs of A cannot be paired with 3 runs of B"):
+    with pytest.raises(ConfigError, match="A has 2 runs, but B has 3 runs"):
         rates((1, 2), (1, 2, 3))
     with pytest.raises(ConfigError, match="margin is 200 %"):
         rates((1, 2), (1, 2), margin=2)

@@ -61,5 +61,5 @@ def test_pairing_removes_the_variation_between_blocks() -> None:
 
 @pytest.mark.parametrize("values", [[], [0], [10, -1]])
 def test_values_that_are_not_positive_are_refused(values: list[float]) -> None:
-    with pytest.raises(ConfigError, match="no efficiency coefficient: "):
+    with pytest.raises(ConfigError, match="the efficiency coefficient cannot be computed: "):
         coefficient(values, [10, 11])

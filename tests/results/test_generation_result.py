@@ -147,7 +147,7 @@ def test_options_of_training_logs_are_refused(
         assert f"{option} does not apply: this log is not a training log\n  where: {log}\n" in printed.err
         assert printed.out == ""
     assert exit_code("report", str(tmp_path), "--num-gpus", "8") == 2
-    assert "--num-gpus applies only to training logs" in capsys.readouterr().err
+    assert "--num-gpus is only for training logs" in capsys.readouterr().err
 
 
 def test_a_log_with_too_few_tokens_is_invalid(

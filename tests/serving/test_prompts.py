@@ -45,7 +45,7 @@ def test_every_prompt_has_the_exact_number_of_tokens(byte_level: bool, num_token
 def test_a_prompt_of_special_tokens_only_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match="a prompt of 1 tokens is not possible: .* words of one token, and adds 1 special tokens",
+        match="no prompt can have 1 tokens: .* words of one token, and adds 1 special tokens",
     ):
         prompts.random_prompts(trained(byte_level=False), lengths=[1], seed=1)
 

@@ -203,9 +203,9 @@ rows: [{labels: {model: 7B}, printed: ["1.5"]}]
         (
             '["1.5"]',
             '["1"], corrected: [{column: 2, value: 1, reason: r}]',
-            "corrected has column 2, but the table has only 1 columns",
+            "`corrected` names column 2, but the table has only 1 columns",
         ),
-        ("measurement: peak_memory, ", "", "a published value has no measurement"),
+        ("measurement: peak_memory, ", "", "the key `measurement` is missing"),
         ("title: t", "titel: t", "unknown field `titel`"),
         ("date: d\n", "", "missing required field `date`"),
         ("[{labels", "[{", "expected"),

@@ -154,7 +154,7 @@ def test_changed_weights_are_refused(plan: TrainingPlan, no_log: mllog.Writer) -
     weights.require_unchanged()
     data = (base / "__0_0.distcp").read_bytes()
     (base / "__0_0.distcp").write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(ConfigError, match=r"__0_0.distcp was changed while it was loaded"):
+    with pytest.raises(ConfigError, match=r"__0_0.distcp was changed while runstop loaded this file"):
         weights.require_unchanged()
     with pytest.raises(ConfigError, match=r"weights were changed: __0_0.distcp was changed") as refused:
         inputs.check_weights(plan, no_log, None)
@@ -174,7 +174,7 @@ def test_the_ranks_of_a_node_share_the_files_and_nodes_must_agree(
     other = checksums.of_files(base, ["metadata.json", "README.md"])
     other = {"metadata.json": other["README.md"]}
     monkeypatch.setattr(process_group, "gathered", lambda who, own: [own, shares[1], ("b", other, "")])
-    with pytest.raises(ConfigError, match=r"b and a have different weights: metadata.json"):
+    with pytest.raises(ConfigError, match=r"b and a have different weights in the file metadata.json"):
         inputs.check_weights(plan, no_log, Rank(0, 0, 3, "", 0))
 
 

@@ -83,7 +83,7 @@ def test_a_model_with_fewer_words_than_the_grammar_is_refused(tmp_path: Path) ->
     planned.config.model.vocab_size = num_words - 1
     with pytest.raises(
         ConfigError,
-        match=f"model.vocab_size={num_words - 1} is less than the {num_words} words of the generated reports",
+        match=f"model.vocab_size is {num_words - 1}, but the generated reports have {num_words} different words",
     ):
         prepare.prepare_rows_of(planned)
     assert not Path(str(planned.data_dir)).exists()

@@ -163,7 +163,7 @@ def test_settings_whose_run_is_invalid_are_left_out(call: Call, ranks: Ranks) ->
 def test_no_result_at_all_is_an_error_and_another_call_tries_again(call: Call, ranks: Ranks) -> None:
     error = SubmitError("out of memory", where="rank 0", fix="none", rule="RUN-01")
     ranks.ends = {f"{slug}.1": error for slug in SLUGS.values()}
-    with pytest.raises(BenchError, match="no run has a result, so no settings are the best"):
+    with pytest.raises(BenchError, match="no run has a result, so runstop cannot choose the best settings"):
         call()
     ranks.ends = {}
     assert call().best == SECOND
@@ -209,7 +209,7 @@ def test_the_folder_is_that_of_a_study(call: Call, capsys: pytest.CaptureFixture
         (["task=serve_tiny"], "tune needs a training task, but serve_tiny is of kind serve"),
         (["task=lora_tiny", "engine=huggingface"], "set engine=megatron, or choose a task that uses it"),
         (["task=pretrain_tiny_local_sgd"], "tune does not support local SGD"),
-        (["task=lora_tiny", "trials=3"], "trials cannot be set, because tune sets this key for each run"),
+        (["task=lora_tiny", "trials=3"], "you cannot set trials, because tune sets this key for each run"),
         (["task=lora_tiny", "parallel.tp=3"], "tp 3 does not divide"),
         (["task=lora_tiny", "--blocks", "1"], "--blocks must be at least 2"),
         (["task=lora_tiny", "--out", "page"], "--dry-run starts no run"),

@@ -306,7 +306,7 @@ def damage_config(source: Path) -> None:
         (damage_cut, "a shard cannot be read"),
         (damage_missing, "1 of 2 files of the model are missing, such as model-2.safetensors"),
         (damage_twice, "in two files, this file and model-1.safetensors"),
-        (damage_blob, "its name in the cache is 0000"),
+        (damage_blob, "the cache names the file after the SHA-256 0000"),
         (damage_pickled, "the folder contains no *.safetensors"),
         (damage_config, "config.json cannot be read"),
     ],

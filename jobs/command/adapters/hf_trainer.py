@@ -55,8 +55,8 @@ class Reader:
         if not 0 <= steps - self._steps < self._every_steps:
             fix = "set engine.command.every_steps to the Trainer's logging_steps"
             raise Unreadable(
-                f"{Path(self._file).name} counts {steps} steps (logging_steps {every}), but the printed lines "
-                f"count {self._steps} steps: {fix}"
+                f"{Path(self._file).name} has {steps} steps (logging_steps {every}), but the lines that the Trainer "
+                f"printed have {self._steps} steps: {fix}"
             )
         return Reported(step=steps) if steps > self._steps else None
 

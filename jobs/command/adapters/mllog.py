@@ -44,7 +44,10 @@ def _record(raw: Any) -> MllogRecord:
         raise Unreadable("a record is not a JSON object")
     key, event_type, metadata, time_ms = (raw.get(name) for name in ("key", "event_type", "metadata", "time_ms"))
     if not isinstance(key, str) or event_type not in TYPES:
-        raise Unreadable(f"a record has a wrong key or event_type: key {key!r:.40}, event_type {event_type!r:.40}")
+        raise Unreadable(
+            f"a record has the key {key!r:.40} and the event_type {event_type!r:.40}, but key must be a text, and "
+            f"event_type one of {', '.join(TYPES)}"
+        )
     if not isinstance(metadata, dict):
         raise Unreadable(f"the metadata of the record {key:.40} is {metadata!r:.40}, but must be an object")
     if isinstance(time_ms, bool) or not isinstance(time_ms, int | float) or not math.isfinite(time_ms):

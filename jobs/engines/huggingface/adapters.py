@@ -36,7 +36,8 @@ def attach(model: PreTrainedModel, plan: Plan) -> None:
     family = None if plan.config.model.described else families.of_model(plan.config.model)
     if family is not None and not family.has_peft_linears:
         raise ConfigError(
-            f"{plan.config.model.name} cannot have adapters, because its family is {family.name}",
+            f"engine=huggingface cannot add adapters to {plan.config.model.name}, because the model family "
+            f"{family.name} names its linear layers differently",
             where="task.training.trains",
             fix="train all weights (task.training.trains=all task.training.lora=null), or choose a Llama model",
         )

@@ -42,7 +42,7 @@ def free_bytes(num_gpus: int) -> list[int]:
     visible = torch.cuda.device_count()
     if visible < num_gpus:
         raise ConfigError(
-            f"strategy=balanced needs {num_gpus} GPUs for its layers, but only {visible} are visible to this process",
+            f"strategy=balanced puts the layers on {num_gpus} GPUs, but this process can use only {visible} GPUs",
             where="engine.huggingface.num_gpus, CUDA_VISIBLE_DEVICES",
             fix=f"set engine.huggingface.num_gpus={visible}, or set CUDA_VISIBLE_DEVICES to {num_gpus} GPUs",
             rule="HW-03",
@@ -63,7 +63,7 @@ def device_map(model: PreTrainedModel, free: list[int]) -> dict[str, int]:
     devices: dict[str, Any] = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
     if left := [name for name, device in devices.items() if not isinstance(device, int)]:
         raise ConfigError(
-            f"the weights do not fit into {len(free)} GPUs: no memory for {left[0]} and {len(left) - 1} other modules",
+            f"the weights do not fit into {len(free)} GPUs: {left[0]} and {len(left) - 1} other modules have no space",
             where="engine.huggingface.num_gpus",
             fix="raise engine.huggingface.num_gpus, or choose a smaller model",
             rule="RUN-03",

@@ -86,7 +86,7 @@ class HuggingFaceFolder:
         families.check(self._source.config, model, where=str(folder / "config.json"))
         if hugging_face.is_fused(self._source.tensors):
             raise ConfigError(
-                "the weights have q, k and v in one tensor, but engine=huggingface needs a tensor for each",
+                "the weights have q, k and v in one tensor, but engine=huggingface needs three separate tensors",
                 where=str(folder),
                 fix="set MODEL to weights with separate q, k and v, such as those from Meta, or set engine=megatron",
             )
@@ -116,7 +116,7 @@ class MegatronFolder:
             raise ConfigError(
                 f"the linear layers of this checkpoint are in {stored.name}, which engine=huggingface cannot load",
                 where=str(folder),
-                fix="set MODEL to the Hugging Face folder, or to a conversion without --fp8 and --nf4",
+                fix="set MODEL to the Hugging Face folder, or convert the weights again without --fp8 and --nf4",
             )
         self._reader, self._model = Reader(folder), model
         weights = families.of_model(model).weights(model)

@@ -101,7 +101,7 @@ def test_balanced_refuses_too_little_memory_and_missing_gpus(tmp_path: Path) -> 
     model = models.build(composed(tmp_path, *TRAINS["all"], "cluster.ranks_per_node=1"))
     with pytest.raises(ConfigError, match="do not fit into 2 GPUs"):
         placement.device_map(model, [2**16] * 2)
-    with pytest.raises(ConfigError, match="needs 3 GPUs for its layers, but only 0 are visible"):
+    with pytest.raises(ConfigError, match="puts the layers on 3 GPUs, but this process can use only 0 GPUs"):
         placement.free_bytes(3)
 
 

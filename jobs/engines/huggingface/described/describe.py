@@ -148,11 +148,12 @@ def _idle_share(config: Any, has_experts: bool, *, where: str) -> float:
         return 0.0
     num, chosen = (_first(config, names) for names in (EXPERTS, CHOSEN))
     if num is None or chosen is None:
+        missing = "number of experts" if num is None else "number of experts per token (top-k)"
         raise ConfigError(
-            f"the model has experts, but config.json has no key for {'their number' if num is None else 'top-k'} that "
-            "runstop knows, so a token's operations cannot be counted",
+            f"config.json has no key that runstop knows for the {missing}, so runstop cannot count the operations of "
+            "a token",
             where=where,
-            fix=f"choose a model with one of the keys {', '.join(EXPERTS if num is None else CHOSEN)}",
+            fix=f"choose a model whose config.json has one of the keys {', '.join(EXPERTS if num is None else CHOSEN)}",
         )
     return 1 - chosen / num
 
@@ -168,7 +169,7 @@ def _require_no_other_weights(model: Any, *, where: str) -> None:
     if others := sorted(set(model.state_dict()) - parameters):
         raise ConfigError(
             f"{type(model).__name__} has weights that are not parameters ({others[0]} and {len(others) - 1} more), "
-            "and engine=huggingface would not save them",
+            "which engine=huggingface would not save",
             where=where,
             fix="choose another model",
         )

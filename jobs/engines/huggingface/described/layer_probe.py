@@ -150,7 +150,7 @@ def _of_layer(config: Any, settings: ProbeSettings, index: int, *, where: str) -
         raise
     except Exception as error:  # any operator of any model may refuse
         raise ConfigError(
-            f"a layer of {type(model).__name__} cannot run: {type(error).__name__}: {str(error)[:200]}",
+            f"a test of one layer of {type(model).__name__} failed: {type(error).__name__}: {str(error)[:200]}",
             where=where,
             fix="choose another engine.huggingface.attention or precision, or another model",
         ) from error

@@ -127,7 +127,7 @@ class Folder:
     def _require_ignored(self, name: str) -> None:
         ignored = [*(self._model._keys_to_ignore_on_load_unexpected or ()), DERIVED]
         if not any(re.search(pattern, name) for pattern in ignored):
-            raise _refused(self._source.folder, f"the tensor {name} is unknown to {type(self._model).__name__}")
+            raise _refused(self._source.folder, f"the model class {type(self._model).__name__} has no tensor {name}")
 
     def _require_complete(self, folder: Path) -> None:
         missing = [name for name in self._shapes if self._group_of(name) is None]

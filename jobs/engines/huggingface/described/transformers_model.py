@@ -38,7 +38,7 @@ def parsed(config_json: str, *, where: str) -> Any:
     quantization = raw.pop("quantization_config", None)
     if quantization and quantization.get("quant_method") != MXFP4:
         raise ConfigError(
-            f"the folder has quantised weights ({quantization.get('quant_method')})",
+            f"the folder has weights quantised with {quantization.get('quant_method')}, which runstop does not support",
             where=where,
             fix="set MODEL to a folder with unquantised weights (only gpt-oss may have quantised weights, in MXFP4)",
         )
@@ -53,7 +53,7 @@ def parsed(config_json: str, *, where: str) -> Any:
         ) from error
     if config.get_text_config() is not config:
         raise ConfigError(
-            f"{model_type} also reads images or sound, but only models of text are supported",
+            f"the model type {model_type} also reads images or sound, but runstop supports only text models",
             where=where,
             fix="set MODEL to the folder of a text model; its model_type in transformers often ends with _text",
         )
@@ -72,7 +72,7 @@ def _require_known(model_type: Any, raw: dict[str, Any], *, where: str) -> None:
         raise ConfigError(
             f"transformers {transformers.__version__} has no causal language model with model_type {model_type!r}",
             where=where,
-            fix="install a version of transformers that has it, or set MODEL to a folder of another model",
+            fix="install a version of transformers with this model_type, or set MODEL to a folder of another model",
         )
 
 
@@ -103,7 +103,7 @@ def layer_list(model: PreTrainedModel) -> tuple[str, ModuleList]:
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, ModuleList) and len(m) == num_layers]
     if not lists:
         raise ConfigError(
-            f"{type(model).__name__} has no list of {num_layers} decoder layers",
+            f"config.json has num_hidden_layers={num_layers}, but {type(model).__name__} has no list of so many layers",
             where="config.json, num_hidden_layers",
             fix="choose a decoder-only model",
         )

@@ -115,9 +115,10 @@ def require_llama(model: Model) -> None:
         ConfigError: it has others.
     """
     if unmet := differs_from_llama(model):
+        differing = ", ".join(f"{key} is {value}" for key, value in unmet.items())
         raise ConfigError(
-            "engine=megatron generates only with layers such as Llama's (RMSNorm, swiglu, rope), but in this model "
-            + ", ".join(f"{k} is {v}" for k, v in unmet.items()),
+            "engine=megatron generates text only with the layers of Llama (RMSNorm, swiglu, rope), but in this model "
+            f"{differing}",
             where=", ".join(unmet),
             fix="choose a Llama, Mistral or Qwen model, or engine=huggingface",
         )

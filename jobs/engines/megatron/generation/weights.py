@@ -154,10 +154,10 @@ def require_divisible(model: Model, tp: int, precision: WeightPrecision) -> None
         "rows of the vocabulary": model.vocab_size,
         "columns of the MLP": model.ffn_hidden_size,
     }
-    for what, size in split.items():
+    for parts, size in split.items():
         if size % tp:
             fix = f"set parallel.tp to a divisor of {size}"
-            raise ConfigError(f"parallel.tp={tp} does not divide the {size} {what}", where="parallel.tp", fix=fix)
+            raise ConfigError(f"parallel.tp={tp} does not divide the {size} {parts}", where="parallel.tp", fix=fix)
     odd = {name: num_in for name, (_, num_in) in shapes(model, tp).items() if num_in % nf4.BLOCK}
     if precision is WeightPrecision.nf4 and odd:
         name, num_in = next(iter(odd.items()))
@@ -245,11 +245,11 @@ def load(folder: Path, model: Model, place: Place) -> Weights:
     checkpoint.require_model(folder, model)
     saved_as = checkpoint.stored(folder)
     if saved_as is not Stored.plain and saved_as.name != precision.name:
+        setting = "task.generation.nf4=true" if saved_as is Stored.nf4 else "precision=fp8"
         raise ConfigError(
-            f"the checkpoint is in {saved_as.name}, but the task requests {precision.name}",
+            f"the weights of the checkpoint are in {saved_as.name}, but the task requests {precision.name}",
             where=str(folder),
-            fix=f"set {'task.generation.nf4=true' if saved_as is Stored.nf4 else 'precision=fp8'}, or convert the "
-            f"weights without --{saved_as.name}",
+            fix=f"set {setting}, or convert the weights without --{saved_as.name}",
         )
     return _Loader(Reader(folder), model, place).weights(saved_as)
 

@@ -320,5 +320,7 @@ def main_grad(weight: Parameter) -> Tensor:
     """
     grad: Tensor | None = getattr(weight, "main_grad", None)
     if grad is None:
-        raise RuntimeError("no main_grad: wrap the model in megatron-core's DistributedDataParallel before training")
+        raise RuntimeError(
+            "the weight has no main_grad: wrap the model in megatron-core's DistributedDataParallel before training"
+        )
     return grad
