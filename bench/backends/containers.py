@@ -127,8 +127,8 @@ def checks(subject: Subject) -> Iterator[Finding]:
         return
     if c.runtime not in OURS:
         backend = subject.plan.config.cluster.backend.name
-        what = f"backend {backend} does not support the container runtime {c.runtime.name}"
-        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=docker, podman, apptainer or none")
+        what = f"the backend {backend} does not support the container runtime {c.runtime.name}"
+        yield broken("PYX-04", what, f"container={c.name}", fix="set container to docker, podman, apptainer or none")
     elif not c.image:  # CFG-06 reports a variable in it that is not set
         yield broken(
             "HST-08",
@@ -146,17 +146,18 @@ SIF_FIX = "run once: apptainer pull FILE.sif docker://IMAGE; then export CONT=/p
 
 def no_sif(image: str) -> str:
     """Return why an image is not one for Apptainer: every rank would download and convert it; empty if it is one."""
-    return "" if image.startswith("/") else f"the Apptainer image {image!r} is not the absolute path of a file"
+    return "" if image.startswith("/") else f"the Apptainer image is {image!r}, but must be the absolute path of a file"
 
 
 def misformed_mounts(plan: Plan) -> Iterator[Finding]:
     """Yield the mounts that docker, podman and Apptainer do not accept."""
     c = plan.config.container
     if c.runtime is Runtime.apptainer:
-        for name, text in named_paths(plan.config).items():
-            if name != "CONT" and re.search("[,:]", expanded(text) or ""):
-                what = f"{name} contains a comma or a colon, which ends a path in --bind"
-                yield broken("PYX-12", what, expanded(text) or "", fix=f"set {name} to a path without , and :")
+        for variable, text in named_paths(plan.config).items():
+            if variable != "CONT" and re.search("[,:]", expanded(text) or ""):
+                what = f"{variable} contains a comma or a colon, which ends a path in Apptainer's option --bind"
+                fix = f"set {variable} to a path without commas and colons"
+                yield broken("PYX-12", what, expanded(text) or "", fix=fix)
     for mount in c.mounts if c.runtime in OURS else []:
         where, full = f"container.mounts: {mount}", expanded(mount)
         if full is None:
@@ -174,7 +175,7 @@ def _misformed(mount: str) -> str:
     """Return what is wrong with a mount, or an empty text."""
     source, target, flag, *more = [*mount.split(":"), "", "", ""][:4] + mount.split(":")[4:]
     if "," in mount or '"' in mount:
-        return f"the path of the mount {mount!r} contains a comma or a quotation mark, which the engine cannot read"
+        return f"the mount {mount!r} contains a comma or a quotation mark, which the container runtime cannot read"
     if more and any(more) or not source.startswith("/") or not (target or source).startswith("/"):
         return f"the mount {mount!r} does not have the form SRC[:DST[:ro]] with absolute paths"
     return (

@@ -74,7 +74,7 @@ def _nemo_version_of(python: Path) -> str | None:
     """
     folders = list(python.parent.parent.glob("lib/python3*/site-packages"))
     if not folders:
-        raise CannotTellError(f"no site-packages folder found for {python}")
+        raise CannotTellError(f"the interpreter {python} has no site-packages folder")
     pattern = rf"{NEMO.replace('-', '[-_]')}-(.+)\.dist-info"
     names = (re.fullmatch(pattern, path.name) for folder in folders for path in folder.iterdir())
     return next((match[1] for match in names if match), None)
@@ -91,7 +91,7 @@ def program(subject: Subject) -> Iterator[Finding | str]:
     assert settings is not None
     where, fix = (
         "engine.command.argv",
-        "correct the path; programs start in the run folder, or in engine.command.folder",
+        "correct the path; a program starts in engine.command.folder if this key is set, otherwise in the run folder",
     )
     first, *arguments = settings.argv
     if first != "python" and not placeholders(first) and shutil.which(first, path=_search_path(settings)) is None:
@@ -155,7 +155,7 @@ def engine(subject: Subject) -> Iterator[Finding | str]:
     """Yield whether docker or podman is missing on this machine."""
     name = subject.plan.config.container.runtime.name
     if (path := shutil.which(name)) is None:
-        fix = f"install {name}, or choose another container"
+        fix = f"install {name}, or set container to another container runtime"
         yield broken("HST-08", f"{name} is not installed on this machine", f"container={name}", fix=fix)
     else:
         yield path
@@ -231,10 +231,10 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     yield counted(count, "GPU")
     if count < _required_gpus(subject.plan):
         vendor = "AMD" if _is_amd(subject.plan) else "NVIDIA"
-        has = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
-        what = f"this machine has {has}, but {_requirement(subject.plan)}"
-        few = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
-        fix = f"set {few}; in a container, start the container with GPUs (docker run --gpus all)"
+        available_gpus = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
+        what = f"this machine has {available_gpus}, but {_requirement(subject.plan)}"
+        smaller_request = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
+        fix = f"set {smaller_request}; if you work in a container, start the container with `docker run --gpus all`"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
@@ -296,10 +296,9 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
         return  # `gpus` reports it
     if (count := len(set(named))) < required:
         what = f"{VISIBLE}={','.join(named)} makes {counted(count, 'GPU')} visible, but {_requirement(subject.plan)}"
-        few = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
-        yield broken(
-            "HW-03", what, VISIBLE, fix=f"list {required} different GPUs, unset {VISIBLE} to use all GPUs, or set {few}"
-        )
+        smaller_request = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
+        fix = f"list {required} different GPUs, unset {VISIBLE} to use all GPUs, or set {smaller_request}"
+        yield broken("HW-03", what, VISIBLE, fix=fix)
 
 
 def selects_network(plan: Plan) -> bool:
@@ -317,7 +316,7 @@ def network(subject: Subject) -> Iterator[Finding | str]:
         what = f"{transport.NET}={requested.net} is set, but this machine has no InfiniBand or RoCE adapter"
         yield broken("NCC-02", what, "cluster.environment", fix=f"remove {transport.NET}")
     if requested.interface is not None and not transport.selected(requested.interface, links):
-        what = f"{transport.INTERFACE}={requested.interface} matches no interface of this machine"
+        what = f"{transport.INTERFACE}={requested.interface} matches no network interface of this machine"
         yield broken(
             "NCC-01", what, "cluster.environment", fix=f"set {transport.INTERFACE} to one of {', '.join(links)}"
         )
@@ -360,9 +359,9 @@ class LocalBackend:
 
     def render(self, plan: Plan) -> str:
         raise ConfigError(
-            "there is no script, because this cluster has no queue: `launch` starts the ranks itself",
+            "this cluster has no job script, because `runstop launch` starts the ranks directly, without a queue",
             where=f"cluster={plan.config.cluster.name}",
-            fix="choose a cluster with a queue, such as cluster=dgx1; or print the plan with `runstop plan --json`",
+            fix="set a cluster with a queue, such as cluster=dgx1, or run `runstop plan --json` to print the plan",
         )
 
     def differences(self, rendered: str, plan_json: str) -> Iterator[str]:

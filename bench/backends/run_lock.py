@@ -32,7 +32,7 @@ def driving(folder: Path, *, noun: str = "run", fix: str | None = None) -> Itera
             raise ConfigError(
                 f"another process is already working on this {noun}",
                 where=str(folder),
-                fix=fix or f"runstop watch {shlex.quote(str(folder))}",
+                fix=fix or f"to follow the run: runstop watch {shlex.quote(str(folder))}",
                 rule="CFG-05",
             ) from error
         except OSError:  # the file system has no locks
@@ -84,9 +84,9 @@ def stop_driver(folder: Path) -> None:
     host, pid = driver(folder) or ("", 0)
     if not host:
         fix = "no action is needed; `runstop runs` lists the active runs"
-        raise SubmitError("there is nothing to cancel: this run has no process", where=str(folder), fix=fix)
+        raise SubmitError("no process works on this run, so there is nothing to cancel", where=str(folder), fix=fix)
     if host != socket.gethostname():
-        what = f"the process of this run is on the host {host}, and can be stopped only there"
+        what = f"the process of this run is on the host {host}, and only this host can stop the process"
         raise SubmitError(what, where=str(folder), fix=f"run the same command on {host}")
     try:
         process = os.pidfd_open(pid)  # after this, the number cannot become that of another process

@@ -153,14 +153,15 @@ def reached(subject: Subject) -> Iterator[Finding | str]:
             yield name
             yield from _loopback(subject.plan, name, answer.out.strip())
             continue
-        what, rule = remote.find_rule(answer.err, f"exit code {answer.exit_code}")
-        yield broken(rule or "HST-07", f"{name}: {what}", "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
+        reason, rule = remote.find_rule(answer.err, f"exit code {answer.exit_code}")
+        what = f"the host {name} cannot start ranks: {reason}"
+        yield broken(rule or "HST-07", what, "cluster.hosts", fix=RULES[rule or "HST-07"].fix)
 
 
 def _loopback(plan: Plan, name: str, address: str) -> Iterator[Finding]:
     """Yield a warning if Gloo would use the loopback interface of a host, by the address of the host's own name."""
     if plan.world.num_nodes > 1 and address.startswith("127.") and "GLOO_SOCKET_IFNAME" not in plan.environment:
-        what = f"{name} resolves its own host name to {address}, where other nodes cannot connect to Gloo"
+        what = f"the host {name} resolves its own name to {address}, but other nodes cannot reach Gloo at this address"
         yield broken("NCC-08", what, "cluster.hosts", fix=RULES["NCC-08"].fix, severity="warning")
 
 

@@ -156,24 +156,26 @@ def require_log(path: Path, *, is_parsed: bool = False) -> None:
     if head.startswith(_GZIP_MAGIC):
         if not is_parsed:
             fix = f"unpack the file first: gunzip --keep {shlex.quote(str(path))}"
-            raise ConfigError("only runstop parse reads compressed logs", where=str(path), fix=fix)
+            raise ConfigError(
+                "the log is compressed, but only `runstop parse` reads compressed logs", where=str(path), fix=fix
+            )
         return
-    kind = next((kind for magic, kind in _BINARY.items() if head.startswith(magic)), "")
+    file_type = next((file_type for magic, file_type in _BINARY.items() if head.startswith(magic)), "")
     text = head.replace(b"\0", b"").decode(errors="replace")  # a node that crashed leaves blocks of zeros
     if (
-        not kind
+        not file_type
         and sum(letter == "\ufffd" or letter < " " and letter not in "\t\n\r\b\x1b" for letter in text) > len(text) / 4
     ):
-        kind = "a binary file"
-    if not kind and not is_parsed and head.lstrip()[:1] in (b"{", b"[") and _is_json(path):
-        kind = "a JSON document"
-    if kind:
+        file_type = "a binary file"
+    if not file_type and not is_parsed and head.lstrip()[:1] in (b"{", b"[") and _is_json(path):
+        file_type = "a JSON document"
+    if file_type:
         from bench.runs import names
 
-        fix = "give a run, or a text file with the output of a program"
+        fix = "give a run, or a text file with a program's output"
         if names.is_run(path.parent):
             fix = f"give the run itself: {shlex.quote(str(path.parent))}"
-        raise ConfigError(f"this file is not a log, but {kind}", where=str(path), fix=fix)
+        raise ConfigError(f"this file is {file_type}, not a log", where=str(path), fix=fix)
 
 
 def _is_json(path: Path) -> bool:
@@ -328,8 +330,12 @@ def _unpack(source: BinaryIO, copy: Path, path: Path) -> None:
             while chunk := stream.read(1 << 20):
                 target.write(chunk)
                 if target.tell() > regular_files.MAX_LOG_BYTES:
-                    what = f"the log has more than {regular_files.MAX_LOG_BYTES:,} bytes"
-                    raise LogError(what, where=str(path), fix="keep only MLLOG lines: zgrep ':::MLLOG' FILE > SHORT")
+                    what = f"the uncompressed log has more than {regular_files.MAX_LOG_BYTES:,} bytes"
+                    raise LogError(
+                        what,
+                        where=str(path),
+                        fix="give a file with only the MLLOG lines: zgrep ':::MLLOG' FILE > SHORT",
+                    )
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         what = f"the log cannot be decompressed: {error}"
         raise LogError(

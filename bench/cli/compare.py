@@ -51,7 +51,7 @@ def _compare(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"compare needs exactly two arguments, but the command has {len(args.run_sets)}",
             where="compare",
-            fix="runstop compare RUNS RUNS; put quotes around a pattern: 'runs/*bf16*' 'runs/*fp8*'",
+            fix="run `runstop compare RUNS RUNS`, with quotes around each pattern: 'runs/*bf16*' 'runs/*fp8*'",
         )
     matches = [compare.matching(text) for text in args.run_sets]
     arguments.checked([one for path, folders in matches for one in dict.fromkeys((path, *folders))])
@@ -195,8 +195,13 @@ def _nodes(args: argparse.Namespace) -> int:
     root = args.folder or names.root()
     every = nodes.histories(store.node_verdicts(root, rebuild=args.rebuild))
     if unknown := [name for name in args.nodes if name not in {one.node for one in every}]:
-        known = ", ".join(dict.fromkeys(one.node for one in every)) or "none: only runs on other machines have nodes"
-        raise ConfigError(f"no run has used {', '.join(unknown)}", where=str(root), fix=f"known nodes: {known}")
+        known = ", ".join(dict.fromkeys(one.node for one in every))
+        fix = (
+            f"choose from the known nodes: {known}"
+            if known
+            else "remove the node: only runs on other machines have nodes"
+        )
+        raise ConfigError(f"no run has used the node {', '.join(unknown)}", where=str(root), fix=fix)
     shown = [
         one
         for one in every

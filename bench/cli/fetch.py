@@ -41,7 +41,11 @@ def _fetch(args: argparse.Namespace) -> int:
     named = [text for text in (args.what, args.name) if text is not None]
     if args.check is not None:
         if named:
-            raise ConfigError("--check takes only a folder", where=" ".join(named), fix="runstop fetch --check FOLDER")
+            raise ConfigError(
+                "--check takes a folder and no other arguments",
+                where=" ".join(named),
+                fix="runstop fetch --check FOLDER",
+            )
         return _check(args)
     if args.what == _MLPERF:
         return _mlperf(args)
@@ -116,7 +120,7 @@ def _mlperf(args: argparse.Namespace) -> int:
     from bench.fetch import sources
 
     if args.name not in sources.MLPERF:
-        what = "MLPerf's locations are known for " + " and ".join(sources.MLPERF)
+        what = f"runstop knows MLPerf's download locations only for {' and '.join(sources.MLPERF)}"
         raise ConfigError(what, where=str(args.name or "fetch mlperf"), fix="runstop fetch mlperf llama2_70b_lora")
     print(sheets.locations_text(args.name))
     return ConfigError.exit_code

@@ -149,7 +149,7 @@ def _logs(text: str) -> list[Path]:
             continue
         results = sorted(path.glob(run_files.RESULTS), key=by_number)
         if not results:
-            what = f"this folder has no {run_files.RESULTS}, which are the logs of trials"
+            what = f"this run folder has no logs of trials ({run_files.RESULTS})"
             raise ConfigError(what, where=str(path), fix=f"to see the state of a run: runstop why {short(path)}")
         logs += results
     return logs
@@ -173,7 +173,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
         if unused and not kind.KINDS[judged.kind].has_official_rules:
             raise LogError(
-                f"{' and '.join(unused)} does not apply: this log is not a training log",
+                f"{' and '.join(unused)} applies only to training logs, but this log is not a training log",
                 where=str(path),
                 fix=f"remove {' and '.join(unused)} for this log",
             )
@@ -469,7 +469,11 @@ def _power(args: argparse.Namespace) -> "PowerRequest | None":
             "--psu-efficiency": args.psu_efficiency != 1,
         }
         if unused := " and ".join(name for name, value in given.items() if value):
-            raise ConfigError(f"{unused} needs --power", where="command line", fix=f"add --power, or remove {unused}")
+            raise ConfigError(
+                f"{unused} needs the option --power, which is missing",
+                where="command line",
+                fix=f"add --power, or remove {unused}",
+            )
         return None
     return PowerRequest(
         scope=Scope(args.power),

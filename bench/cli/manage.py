@@ -148,7 +148,7 @@ def _is_confirmed() -> bool:
         ConfigError: stdin is not a terminal.
     """
     if not sys.stdin.isatty():
-        fix = "add --yes, or --dry-run to only list"
+        fix = "add --yes to delete without a question, or --dry-run to only list"
         raise ConfigError("this command asks before it deletes, but stdin is not a terminal", where="stdin", fix=fix)
     print("delete them? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -102,8 +102,9 @@ def _described_rows(config: Config) -> list[str]:
         return []
     root, place = expanded(config.cluster.paths.data), expanded(data_files.tokenizer_place(config, None))
     if root is None or place is None:
-        name, key = ("MODEL", "model") if root is not None else ("DATADIR", "data")
-        raise ConfigError(f"{name} is not set", where=f"cluster.paths.{key}", fix=f"export {name}=FOLDER")
+        variable, key = ("MODEL", "model") if root is not None else ("DATADIR", "data")
+        what = f"the environment variable {variable} is not set"
+        raise ConfigError(what, where=f"cluster.paths.{key}", fix=f"export {variable}=FOLDER")
     files = data_files.find(Path(root), data)
     tokenizer = data_files.find_tokenizer(Path(place))
     data_files.template_sha256(data, tokenizer)

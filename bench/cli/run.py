@@ -257,7 +257,7 @@ def _runs(args: argparse.Namespace) -> int:
 
     if args.status is not None and args.status not in run_sheets.STATUSES:
         fix = f"choose one of {', '.join(run_sheets.STATUSES)}"
-        raise ConfigError(f"there is no status {args.status}", where="--status", fix=fix)
+        raise ConfigError(f"the status {args.status} does not exist", where="--status", fix=fix)
     root, only = Path(args.folder or names.root()), None
     if args.folder and (names.is_run(root) or not root.is_dir()):
         only = arguments.run_folders([args.folder])

@@ -107,7 +107,7 @@ def _folders(args: argparse.Namespace) -> list[Path]:
         every = sorted(folder.parent.glob(f"{glob.escape(args.name)}-*/{studies.STUDY}"))
         of_study = [one.parent for one in every if studies.name_of(one.parent) == args.name]
         if not of_study:
-            what = f"the study {args.name} has no results of any cluster"
+            what = f"the study {args.name} has no results on any cluster"
             raise ConfigError(what, where=str(folder.parent), fix="run the study first, without --all-clusters")
         return of_study
     given = [args.name, *(one for one in args.overrides if "=" not in one)]
@@ -119,10 +119,12 @@ def _folders(args: argparse.Namespace) -> list[Path]:
     for folder in folders:
         if not (folder / studies.STUDY).exists():
             raise ConfigError(
-                "this folder has no study", where=str(folder), fix="give folders such as LOGDIR/studies/NAME-*"
+                "this folder has no results of a study",
+                where=str(folder),
+                fix="give folders such as LOGDIR/studies/NAME-*",
             )
         if name is not None and studies.name_of(folder) != name:
-            what = f"this folder has the study {studies.name_of(folder)}, but the command is for the study {name}"
+            what = f"this folder has results of the study {studies.name_of(folder)}, not of the study {name}"
             raise ConfigError(what, where=str(folder), fix=f"give folders of the study {name}")
     return folders
 

@@ -83,8 +83,10 @@ def _check(args: argparse.Namespace) -> None:
         what = "--out writes a page about the runs, but --dry-run starts no run"
         raise ConfigError(what, where="--out", fix="remove --dry-run or --out")
     if args.blocks < 2:
-        what = "--blocks must be at least 2, because a single run of each setting has no interval"
-        raise ConfigError(what, where="--blocks", fix="give a larger number, or remove --blocks (the default is 6)")
+        what = "--blocks must be at least 2, because a single run of each setting has no confidence interval"
+        raise ConfigError(
+            what, where="--blocks", fix="set --blocks to 2 or more, or remove --blocks to use the default 6"
+        )
 
 
 VERBS = (_add_tune,)

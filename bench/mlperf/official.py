@@ -79,7 +79,7 @@ def require_ruleset(ruleset: str) -> None:
         newest = next((one for one in reversed(known) if ruleset and one.startswith(ruleset)), None)
         offer = f"did you mean {newest}? " if newest else ""
         fix = f"{offer}choose one of the rulesets {', '.join(known)}"
-        raise ConfigError(f"unknown ruleset {ruleset!r:.40}", where="ruleset", fix=fix)
+        raise ConfigError(f"the ruleset {ruleset!r:.40} does not exist", where="ruleset", fix=fix)
 
 
 def num_dropped(benchmark: str | None) -> int:

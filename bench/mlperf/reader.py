@@ -212,7 +212,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     named = dict(pairs)
     if len(named) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r:.40} occurs twice in the record")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{repeated!r:.40} occurs twice in the record")
     return named
 
 

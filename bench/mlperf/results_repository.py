@@ -143,22 +143,22 @@ def opened(folder: Path, *, benchmarks: Sequence[str], round_: str | None = None
         what = "this path is not a folder" if folder.exists() else "this folder does not exist"
         raise ConfigError(what, where=str(folder), fix=whole)
     if (folder / "HEAD").is_file() and (folder / "objects").is_dir():
-        fix = f"git clone {folder} training_results_vX.Y, and give that folder"
+        fix = f"run `git clone {folder} training_results_vX.Y`, and give the new folder"
         raise ConfigError("this git repository has no checked-out files", where=str(folder), fix=fix)
     if (folder / "results").is_dir() and (folder / "systems").is_dir():
         what = "this is the folder of one submitter, but the table of a round needs all submitters"
-        raise ConfigError(what, where=str(folder), fix=f"give its parent: {folder.resolve().parent}")
+        raise ConfigError(what, where=str(folder), fix=f"give the parent folder: {folder.resolve().parent}")
     name = round_ or (match[0] if (match := _ROUND.search(folder.resolve().name)) else "")
     if not _ROUND.fullmatch(name):
-        what = "the round is not known: the folder's name has no version"
+        what = "the name of the folder does not contain a round, such as v5.1"
         if round_ is not None:
-            what = f"{round_!r:.40} is not the name of a round"
+            what = f"{round_!r:.40} is not the name of a round, such as v5.1"
         raise ConfigError(what, where=str(folder), fix="add --round, such as --round v5.1")
     repository = Repository(folder, name, benchmarks)
     if not repository.folders:
-        what = f"this folder has no SUBMITTER/results/SYSTEM/BENCHMARK/result_*.txt of {' or '.join(benchmarks)}"
+        what = f"this folder has no logs of {' or '.join(benchmarks)} (SUBMITTER/results/SYSTEM/BENCHMARK/result_*.txt)"
         has = sorted({path.name for path in folder.glob("*/results/*/*") if path.is_dir()})
-        fix = f"it has logs of {', '.join(has)}; to score one folder: runstop score FOLDER" if has else whole
+        fix = f"this folder has logs of {', '.join(has)}; to score one folder: runstop score FOLDER" if has else whole
         raise ConfigError(what, where=str(folder), fix=fix)
     return repository
 
@@ -171,9 +171,11 @@ def write(file: Path, entries: Sequence[Entry], *, source: str) -> int:
     """
     listed = [entry.as_system() for entry in entries if not entry.why_not_listed]
     if not listed:
-        why = f"{entries[0].folder}: {entries[0].why_not_listed}"
-        fix = "give a repository with complete sets of logs; the table on the screen has the notes"
-        raise ConfigError(f"no system can be in the table; {why}", where=str(file), fix=fix)
+        first_reason = f"{entries[0].folder}: {entries[0].why_not_listed}"
+        fix = "give a repository with complete sets of logs; the notes of the table on the screen explain each system"
+        raise ConfigError(
+            f"no system can be listed in the table; first reason: {first_reason}", where=str(file), fix=fix
+        )
     notes = (
         f"Source: {clean(source)}. Computed from the logs by runstop; not verified by MLCommons.",
         "official_minutes = olympic_minutes x rcp_factor (MLPerf's RCP checker). With num_runs 1 there is no score.",

@@ -86,7 +86,7 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     trials = judged_trials(paths, ruleset=ruleset)
     if not trials.has_target:
         fix = f"to see the speed: runstop report {shlex.quote(trials.folder)}"
-        raise LogError(f"no score: {NO_TARGET}", where=trials.folder, fix=fix)
+        raise LogError(f"the trials have no score: {NO_TARGET}", where=trials.folder, fix=fix)
     return score_trials(trials)
 
 

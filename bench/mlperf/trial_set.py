@@ -181,11 +181,11 @@ def _differences(trials: Trials) -> Iterator[Finding]:
             values = ", ".join(f"{value!r:.60} in {files[0]}" for value, files in by_value.items())
             severity: Severity = "warning" if field == "platform" else "error"
             yield broken("SCO-04", f"{field} differs between the logs: {values}", _ALL, severity=severity)
-    for each in sorted({each for result in trials.results for each in result.inputs}):
-        named = {name(r): r.inputs[each] for r in trials.results if each in r.inputs}
+    for input_name in sorted({input_name for result in trials.results for input_name in result.inputs}):
+        named = {name(r): r.inputs[input_name] for r in trials.results if input_name in r.inputs}
         if len(set(named.values())) > 1:
             values = ", ".join(f"{sha256:.12}… in {file}" for file, sha256 in named.items())
-            yield _error("SCO-04", f"the SHA-256 of the {each} differs between the logs: {values}")
+            yield _error("SCO-04", f"the SHA-256 of the {input_name} differs between the logs: {values}")
 
 
 def _grouped(results: Sequence[Result], field: str) -> dict[Any, list[str]]:

@@ -72,12 +72,12 @@ def read(folder: Path) -> CommandLine:
         overrides = known.split(" ")
         if all("=" in one or one.startswith("~") for one in overrides):
             return CommandLine(overrides=tuple(overrides), config_dir=None, runstop="")
-    what = "an earlier version of runstop wrote this run, and did not record its arguments one by one"
-    fix = f"`runstop launch` with these arguments, and the quotes that they need: {known}"
+    reason = "an earlier version of runstop started the run, and did not record each argument separately"
+    fix = f"run `runstop launch` with these arguments, and put quotes around arguments with special characters: {known}"
     if not known:
-        what = f"{CONFIG} of this run has no record of its arguments"
-        fix = f"write the arguments yourself; the settings of the run: less {short(folder / CONFIG)}"
-    raise ConfigError(f"the run cannot be launched again: {what}", where=str(folder / CONFIG), fix=fix)
+        reason = f"{CONFIG} of the run has no record of the arguments"
+        fix = f"write the arguments yourself; to see the settings of the run: less {short(folder / CONFIG)}"
+    raise ConfigError(f"the run cannot be launched again: {reason}", where=str(folder / CONFIG), fix=fix)
 
 
 def _head(folder: Path) -> list[str]:

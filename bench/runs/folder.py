@@ -110,11 +110,11 @@ def _content(folder: Path) -> Iterator[tuple[Path, bool]]:
 def _require_our_file(path: Path, folder: Path, *, is_folder: bool) -> None:
     status = path.lstat()
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
-        kind = "a folder" if is_folder else "a file"
-        raise _not_ours(f"this path in the run folder is not {kind}", path, fix="start a new run")
+        expected = "a folder" if is_folder else "a regular file"
+        raise _not_ours(f"this path in the run folder is not {expected}", path, fix="start a new run")
     if status.st_uid not in (os.geteuid(), 0):
         raise _not_ours(
-            f"this file of the run belongs to {_name(status.st_uid)}, not to this user", path, fix="start a new run"
+            f"this file of the run belongs to {_name(status.st_uid)}, not to you", path, fix="start a new run"
         )
     if status.st_mode & OTHERS_WRITE:
         fix = f"check that no one changed the file, then: chmod -R go-w {shlex.quote(str(folder))}"

@@ -118,7 +118,7 @@ def of_run(folder: Path) -> Goodput:
     trials = tuple(time for entry in ledger.read(folder) if (time := _of_trial(folder, entry)) is not None)
     if not trials:
         raise LogError(
-            "no attempt of this run has reached run_start, so its time is not known",
+            "no attempt of this run has reached run_start, so there is no time to analyze",
             where=str(folder),
             fix=f"to see why: runstop why {short(folder)}",
         )

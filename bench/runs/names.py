@@ -123,9 +123,9 @@ def _launched(text: str, place: int, folder: Path) -> Path:
         fix = "give the path of a run folder, or set LOGDIR to the folder of your runs"
         raise ConfigError("there are no runs in this folder", where=str(folder), fix=fix)
     if place >= len(runs):
-        what = f"{text} is run {place + 1} counted from the newest, but the folder has {counted(len(runs), 'run')}"
+        what = f"{text} means run {place + 1}, counted from the newest, but the folder has {counted(len(runs), 'run')}"
         oldest = f"{LATEST}~{len(runs) - 1}" if len(runs) > 1 else LATEST
-        raise ConfigError(what, where=str(folder), fix=f"the oldest is {oldest}; {LIST}")
+        raise ConfigError(what, where=str(folder), fix=f"use {oldest} for the oldest run; {LIST}")
     _log.info("%s is %s", text, runs[place])
     return runs[place]
 

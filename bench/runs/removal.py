@@ -68,7 +68,7 @@ def of_run(folder: Path) -> Removable:
 def _require_no_runs(folder: Path) -> None:
     """Raise ConfigError if runs of a shared job exist."""
     if left := _runs_of(folder):
-        what = f"this is the folder of a job that is shared by {len(left)} runs"
+        what = f"this folder belongs to a job that {len(left)} runs share"
         raise ConfigError(what, where=str(folder), fix=f"remove the runs first: {', '.join(map(short, left))}")
 
 
@@ -82,17 +82,18 @@ def _require_ended(run: Run) -> None:
     """Raise ConfigError unless it is certain that no process works on a run."""
     folder = run.folder
     if run.is_active or run_lock.driver(folder) is not None:
-        state = run.state_name if run.is_active else "driven by a process"
+        state = run.state_name if run.is_active else "a process works on this run"
         fix = f"cancel the run first: runstop cancel {short(folder)}"
         raise ConfigError(f"the run is active: {state}", where=str(folder), fix=fix)
     is_final = run.status is not None and run.status.outcome is not Ending.interrupted  # an interrupted job may requeue
     if not is_final and (run.may_be_active or not run.is_queried):
-        what = f"runstop cannot find out here whether the run is active ({run.state_name})"
-        fix = f"use a machine that can query the jobs of the run; if you are certain: rm -r {short(folder)}"
+        what = f"this machine cannot find out whether the run is active (state: {run.state_name})"
+        fix = f"use a machine that can query the run's jobs; if the run has certainly ended: rm -r {short(folder)}"
         raise ConfigError(what, where=str(folder), fix=fix)
     if (folder / SUBMISSION).exists():
-        what, fix = "the submission of this run was interrupted, so it may have a job", "`runstop runs` shows its state"
-        raise ConfigError(what, where=str(folder), fix=f"{fix}; then: runstop cancel {short(folder)}")
+        what = "the submission of this run was interrupted, so the run may have a job"
+        fix = f"run `runstop runs` to see the state of the run, then cancel the run: runstop cancel {short(folder)}"
+        raise ConfigError(what, where=str(folder), fix=fix)
     if (folder.parent / names.STUDY).exists() and run_lock.driver(folder.parent) is not None:
         fix = "wait for the study, or stop it with Ctrl-C"
         raise ConfigError("a process is working on the study of this run", where=str(folder.parent), fix=fix)
@@ -194,7 +195,7 @@ def _removable(path: Path, what: str) -> Removable:
             except FileNotFoundError:  # another process has deleted it
                 continue
             if status.st_dev != top.st_dev:
-                fix = "unmount it first"
+                fix = "unmount this file system first"
                 raise ConfigError("another file system is mounted in this folder", where=f"{folder}/{name}", fix=fix)
             size += 512 * status.st_blocks
             changed_s = max(changed_s, status.st_mtime)
@@ -225,7 +226,9 @@ def _set_aside(path: Path) -> Path:
     with run_lock.driving(path, noun="folder"):  # no process of this machine resumes it meanwhile
         run = runs.find(path)
         if run.jobs and run.is_active:
-            raise ConfigError("the run is active", where=str(path), fix=f"runstop cancel {short(path)}")
+            raise ConfigError(
+                "the run is active", where=str(path), fix=f"cancel the run first: runstop cancel {short(path)}"
+            )
         aside = _aside(path)
         path.rename(aside)
     return aside

@@ -43,10 +43,10 @@ def read(folder: Path) -> RunResult:
     status = run.status
     if status is None or plan is None:
         what = f"the run has no result: its state is {run.state_name}"
-        raise IncompleteError(what, where=str(folder / STATUS), fix=f"runstop why {short(folder)}")
+        raise IncompleteError(what, where=str(folder / STATUS), fix=f"to see why: runstop why {short(folder)}")
     if not run.outcomes or not all(outcome.is_result for outcome in run.outcomes):
         kind = IncompleteError if status.outcome is Ending.interrupted else BenchError
-        what = status.what or f"the run ended as {status.outcome}"
+        what = status.what or f"the run ended with the outcome {status.outcome}"
         raise kind(
             what,
             where=str(folder),

@@ -111,7 +111,8 @@ def find(folder: Path) -> Run:
     run = in_folders([folder])[0]
     if run.unknown_backend:
         what = (
-            f"this version of runstop has no backend {run.unknown_backend}, only {', '.join(BackendName.__members__)}"
+            f"the run uses the backend {run.unknown_backend}, but this version of runstop has only the backends "
+            f"{', '.join(BackendName.__members__)}"
         )
         raise ConfigError(what, where=str(folder / JOB), fix="use the version of runstop that started the run")
     return run
@@ -165,7 +166,9 @@ def wait(folder: Path, *, started: bool = False) -> Iterator[Job]:
             return
         if time.monotonic() - missing_since > LAG_S:
             raise SubmitError(
-                "the backend no longer knows the job of this run", where=str(folder), fix=f"runstop why {short(folder)}"
+                "the backend no longer lists the job of this run",
+                where=str(folder),
+                fix=f"to see why: runstop why {short(folder)}",
             )
         time.sleep(POLL_S)
 

@@ -34,7 +34,7 @@ def sign(folder: Path, key: Path) -> Path:
         fix = f"to sign the run again, delete {SIGNATURE} first"
         raise ConfigError("the run is already signed", where=str(folder / SIGNATURE), fix=fix)
     if not regular_files.is_regular(key):
-        fix = "give a private key, such as ~/.ssh/id_ed25519; for a key in ssh-agent give its public key"
+        fix = "give a private key, such as ~/.ssh/id_ed25519; if ssh-agent has the private key, give the public key"
         raise ConfigError("this key file does not exist, or is not a regular file", where=str(key), fix=fix)
     data = _manifest(folder)
     if not verification.verify(folder, data).passed:
@@ -61,10 +61,10 @@ def verify(folder: Path, *, allowed_signers: Path, revoked: Path | None = None) 
         ConfigError: the folder has no run, or a file of keys cannot be read.
     """
     files = [(allowed_signers, "allowed signers", "ALLOWED SIGNERS")]
-    for path, what, section in files + ([(revoked, "revoked keys", "KEY REVOCATION LISTS")] if revoked else []):
+    for path, keys, section in files + ([(revoked, "revoked keys", "KEY REVOCATION LISTS")] if revoked else []):
         if not path.is_file():
             raise ConfigError(
-                f"the file of {what} does not exist, or is not a regular file",
+                f"the file with the {keys} does not exist, or is not a regular file",
                 where=str(path),
                 fix=f"give the path of an existing file; `man ssh-keygen` describes its format under {section}",
             )

@@ -66,10 +66,13 @@ def change(folder: Path, *, add: Iterable[str] = (), remove: Iterable[str] = (),
             raise ConfigError(f"{quoted(tag)} is not allowed as a tag", where="runstop tag", fix=fix)
     if note is not None and (len(note) > MAX_NOTE or control_character(note)):
         fix = f"write one line of at most {MAX_NOTE} characters"
-        raise ConfigError("this note is not allowed", where="--note", fix=fix)
+        what = f"the note is longer than {MAX_NOTE} characters, or contains a control character"
+        raise ConfigError(what, where="--note", fix=fix)
     if unknown := sorted(remove - {*before.tags}):
         known = ", ".join(before.tags) or "none"
-        raise ConfigError(f"the run has no tag {unknown[0]}", where=str(folder), fix=f"its tags: {known}")
+        raise ConfigError(
+            f"the run has no tag {unknown[0]}", where=str(folder), fix=f"remove only tags that the run has: {known}"
+        )
     masking.refuse([note or ""], where=TAGS)
     tags = tuple(tag for tag in dict.fromkeys((*before.tags, *add)) if tag not in remove)
     if tags[MAX_TAGS:]:

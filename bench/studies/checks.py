@@ -167,7 +167,7 @@ def _check_relatives(study: Study, arms: Sequence[Arm], *, where: str) -> None:
             key = tuple(arm.all_labels.get(name, "") for name in one.same)
             if (other := seen.setdefault(key, arm.name)) != arm.name:
                 raise ConfigError(
-                    f"the same arms have two reference arms, {other!r} and {arm.name!r}, but need exactly one",
+                    f"a group of arms has two reference arms, {other!r} and {arm.name!r}, but must have exactly one",
                     where=place,
                     fix="find a label in which these two arms differ, and add this label to `same` or to `reference`",
                 )
@@ -218,7 +218,7 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                 raise ConfigError(
                     f"no arm of the study has the labels in first: {stated.first}"
                     if stated.second is None
-                    else f"no two arms of the study match first and second: {stated.first}, {stated.second}",
+                    else f"no two arms of the study have the labels first: {stated.first} and second: {stated.second}",
                     where=place,
                     fix="write labels of arms under `first:` and `second:`, and under `same:` only labels that have "
                     "the same value in both arms",
@@ -255,7 +255,7 @@ def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:
             f"at_least is {statement.at_least} and at_most is {statement.at_most}, but these bounds must be "
             "positive numbers in ascending order",
             where=where,
-            fix="set at_least, at_most or both to positive numbers, and at_least to the smaller number",
+            fix="set at_least or at_most to a positive number; if both keys are set, at_most must be larger",
         )
 
 

@@ -161,7 +161,8 @@ def _check_same(folder: Path, now: StoredStudy, arms: Sequence[PlannedArm]) -> N
         prints = [one.fingerprint for one in (old_plans.get(arm.name), arm) if one is not None and one.fingerprint]
         if prints[1:] and prints[0] != prints[1]:
             raise _changed(
-                f"the plan of the arm {arm.name!r} has changed, because conf/ or the code has changed", folder
+                f"the plan of the arm {arm.name!r} has changed, because conf/ or the code of runstop has changed",
+                folder,
             )
 
 

@@ -53,7 +53,9 @@ def load_yaml(path: Path, kind: type[T]) -> T:
         return msgspec.convert(_with_current_keys(raw), kind, strict=False)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not a text file"
-        raise ConfigError(f"the file cannot be read: {reason}", where=str(path), fix="give a readable file") from error
+        raise ConfigError(
+            f"the file cannot be read: {reason}", where=str(path), fix="give the path of a readable text file"
+        ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(_of_yaml(error), where=str(path), fix="write YAML as in conf/study/tiny.yaml") from error
     except msgspec.ValidationError as error:

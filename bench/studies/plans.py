@@ -122,8 +122,8 @@ def check_overrides(request: Request) -> Config:
         if axis := _axis_of(key, request.study):
             choices = ", ".join(request.study.axes[axis])
             raise ConfigError(
-                f"{key} cannot be overridden: the axis {axis} of this study already sets {key} for each of its choices "
-                f"({choices})",
+                f"{key} cannot be overridden, because the axis {axis} of this study sets {key} for each of the choices "
+                f"{choices}",
                 where=override,
                 fix=f"remove this override, or copy the study and remove the axis {axis} from the copy",
             )

@@ -96,7 +96,7 @@ def _check(results: Sequence[StudyResult]) -> None:
             )
         if [one.measurement for one in other.columns] != [one.measurement for one in first.columns]:
             raise ConfigError(
-                f"the study in this folder has other columns than the study in {first.folder}",
+                f"the study in this folder does not have the same columns as the study in {first.folder}",
                 where=where,
                 fix="give folders with results of the same version of the study",
             )

@@ -277,7 +277,7 @@ def _logs(config: Config) -> Path:
     logs = expanded(config.cluster.paths.logs)
     if logs is None:
         raise ConfigError(
-            f"{config.cluster.paths.logs} is not set",
+            f"{config.cluster.paths.logs} contains an environment variable that is not set",
             where="cluster.paths.logs",
             fix="export LOGDIR=FOLDER",
             rule="CFG-06",

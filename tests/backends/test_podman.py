@@ -121,12 +121,12 @@ def test_the_ranks_of_a_container_may_open_amds_devices(engine: str, groups: str
         (
             ("container=apptainer", "container.image=docker://me/bench"),
             "HST-08",
-            "the Apptainer image 'docker://me/bench' is not the absolute path of a file",
+            "the Apptainer image is 'docker://me/bench', but must be the absolute path of a file",
         ),
         (
             ("cluster=dgx2", "container=apptainer", "container.image=bench.sif"),
             "HST-08",
-            "'bench.sif' is not the absolute path",
+            "is 'bench.sif', but must be the absolute path",
         ),
         (
             ("cluster=dgx2", "container=apptainer", "container.image=/i.sif", "cluster.paths.data=/a:b"),

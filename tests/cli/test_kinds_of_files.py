@@ -105,7 +105,9 @@ def test_a_run_is_parsed_and_replayed_by_its_name(
     run_folder = tmp_path / "runs" / "a-run"
     run_folder.mkdir(parents=True)
     (run_folder / "plan.json").write_text("{}")
-    assert run("parse", "a-r") == 2 and "this folder has no result_*.txt" in capsys.readouterr().err
+    assert (
+        run("parse", "a-r") == 2 and "this run folder has no logs of trials (result_*.txt)" in capsys.readouterr().err
+    )
     data = written_log().read_bytes()
     for number in (0, 10, 2):
         (run_folder / f"result_{number}.txt").write_bytes(data)

@@ -73,7 +73,7 @@ def test_tags_are_shown_and_the_run_is_still_verified(run: Path, capsys: pytest.
     [
         (["a b"], "'a b' is not allowed as a tag"),
         (["x" * 41], "is not allowed as a tag"),
-        (["ok", "--note", "a\x1b[2J"], "this note is not allowed"),
+        (["ok", "--note", "a\x1b[2J"], "the note is longer than"),
         (["--remove", "x"], "the run has no tag x"),
         ([f"t{number}" for number in range(21)], "a run can have at most 20 tags"),
         (["--note", "hf_" + "a" * 34], "the file would contain a secret"),
@@ -183,8 +183,8 @@ def test_a_run_that_others_can_write_to_is_neither_tagged_nor_launched_again(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("a: 1\n", "has no record of its arguments"),
-        ("# overrides: task=x name='a b'\n", "`runstop launch` with these arguments, and the quotes that they need"),
+        ("a: 1\n", "has no record of the arguments"),
+        ("# overrides: task=x name='a b'\n", "run `runstop launch` with these arguments, and put quotes around"),
         ('# launched: {"overrides": ["task=nosuch"], "config_dir": null}\n', "task=nosuch does not exist"),
         ('# launched: {"overrides": [], "config_dir": "/nosuch"}\n', "--config-dir /nosuch"),
     ],

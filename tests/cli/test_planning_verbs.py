@@ -94,7 +94,7 @@ def test_render_prints_the_submitted_script(verb: Verb) -> None:
     as_json = answers.one(verb("render", *words, "--json")[1])
     assert (as_json["plan"], as_json["backend"], as_json["text"]) == (plan.name, "slurm", script)
     code, _, error = verb("render", *OVERRIDES)
-    assert code == 2 and "there is no script, because" in error
+    assert code == 2 and "this cluster has no job script, because" in error
 
 
 @pytest.mark.long

@@ -343,8 +343,8 @@ def test_errors_say_what_where_and_fix(
         (["model", "org/tiny", "--revision", "v9"], "the repository has no revision v9"),
         (["model", "org/tiny", "--include", "*.gguf"], "no file of the repository matches --include *.gguf"),
         (["model"], "the command has no repository"),
-        (["model", "org/tiny", "--check", "x"], "--check takes only a folder"),
-        (["mlperf", "resnet"], "MLPerf's locations are known for llama2_70b_lora and llama31_8b"),
+        (["model", "org/tiny", "--check", "x"], "--check takes a folder and no other arguments"),
+        (["mlperf", "resnet"], "runstop knows MLPerf's download locations only for llama2_70b_lora and llama31_8b"),
     ],
 )
 def test_wrong_requests_are_refused(argv: list[str], what: str, served: Hub, run: Run) -> None:

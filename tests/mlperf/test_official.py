@@ -196,9 +196,9 @@ def test_missing_log_is_reported(tmp_path: Path) -> None:
 
 def test_an_unknown_ruleset_is_a_bad_request(written_log: MakeLog) -> None:
     for ruleset in ("7.7.7", "../training_5.1.0", ""):
-        with pytest.raises(ConfigError, match="unknown ruleset"):
+        with pytest.raises(ConfigError, match="the ruleset .* does not exist"):
             official_verdict(written_log(name=ruleset.replace("/", "_") + "x"), ruleset=ruleset)
-        with pytest.raises(ConfigError, match="unknown ruleset"):
+        with pytest.raises(ConfigError, match="the ruleset .* does not exist"):
             rcp_verdict([], benchmark=LORA, ruleset=ruleset)
 
 

@@ -243,13 +243,13 @@ def test_forced_package_is_marked_everywhere(make_run: MakeRun) -> None:
         ({"logs": 1, "submission_platform": "../x"}, {"system": None}, "submission_platform '../x' is not a valid"),
         ({"logs": 1}, {"org": "-rf"}, "--org '-rf' is not a valid file name"),
         ({"logs": 1}, {"system": "a/../b"}, "--system 'a/../b' is not a valid file name"),
-        ({"logs": 1}, {"ruleset": "5.2.0"}, "unknown ruleset '5.2.0'"),
+        ({"logs": 1}, {"ruleset": "5.2.0"}, "the ruleset '5.2.0' does not exist"),
         (
             {"logs": 2, "last": {"submission_division": "open"}}, {"force": True},
-            "equal in all logs, but is 'closed', 'open'",
+            "but the logs have 'closed', 'open'",
         ),
         ({"logs": 1, "submission_division": "open"}, {"division": "closed", "force": True}, "--division is closed"),
-        ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "looks like a secret"),
+        ({"logs": 1, "config_filename": "hf_" + "a" * 30}, {"force": True}, "seems to contain a secret"),
         ({"logs": 1}, {"runs": ("run", "run")}, "listed twice"),
         ({"logs": 1}, {"runs": ("elsewhere",)}, "the folder has no result_K.txt"),
         ({"logs": 1}, {"folder": "run"}, "exists and is not empty"),
@@ -272,7 +272,7 @@ def test_refused_package_writes_nothing(
 def test_setting_with_a_secret_is_not_published(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     (run / "config.yaml").write_text("tokens_per_step: 12345678\nwandb_api_key: 0123456789abcdef\n")
-    message = r"looks like a secret: a value of wandb_api_key .*\n  where: .*config.yaml:2"
+    message = r"seems to contain a secret: a value of wandb_api_key .*\n  where: .*config.yaml:2"
     with pytest.raises(ConfigError, match=message) as refusal:
         package.pack(request(run, force=True))
     assert "0123" not in str(refusal.value)
@@ -330,7 +330,7 @@ def test_run_script_without_devices_describes_none(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("other.json", "{}", "the file other.json describes none of the systems box"),
+        ("other.json", "{}", "the runs use only these systems: box; the file other.json"),
         ("box.json", "[]", "not a JSON object"),
         ("box.json", '{"colour": "red"}', "unknown fields \\['colour'\\]"),
         ("box.json", "{", "cannot be read"),

@@ -115,7 +115,7 @@ def test_a_set_without_a_score_is_kept_with_its_reason(repository: Path) -> None
     assert (read.minutes, read.valid, read.num_runs, read.num_nodes) == (None, False, 8, None)
     assert any("readable system description" in note for note in read.notes)
     assert any("a score needs 10 runs" in note for note in read.notes)
-    with pytest.raises(ConfigError, match="no system can be in the table"):
+    with pytest.raises(ConfigError, match="no system can be listed in the table"):
         results_repository.write(repository / "table.csv", [read], source="x")
     assert run(str(repository)) == 1
 
@@ -192,7 +192,7 @@ def test_a_damaged_table_of_the_user_names_its_line(repository: Path) -> None:
         (lambda folder: [str(folder / "Example")], "folder of one submitter"),
         (lambda folder: [str(folder), "--round", "9.1"], "is not the name of a round"),
         (lambda folder: [str(folder.rename(folder.with_name("results")))], "add --round, such as --round v5.1"),
-        (lambda folder: [str(folder), "--benchmark", "llama2_70b_lora"], "it has logs of llama31_8b"),
+        (lambda folder: [str(folder), "--benchmark", "llama2_70b_lora"], "this folder has logs of llama31_8b"),
         (lambda folder: [str(folder), "--write", str(folder / "Example/systems/5xBox_n9.json")], "not a table"),
         (lambda folder: [str(folder), "--write", str(folder)], "this path is a folder"),
         (lambda folder: [str(folder), "--write", "."], "this path is a folder"),

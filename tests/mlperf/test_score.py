@@ -253,7 +253,7 @@ def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> No
         score(tmp_path / "absent")
     with pytest.raises(LogError, match="no result_"):
         score(tmp_path)
-    with pytest.raises(ConfigError, match="unknown ruleset '7.7'"):
+    with pytest.raises(ConfigError, match="the ruleset '7.7' does not exist"):
         score(runs(range(1)), ruleset="7.7")
     (tmp_path / "result_3.txt").mkdir()
     with pytest.raises(LogError, match=r"(?s)is a folder, not a log.*result_3"):

@@ -69,7 +69,7 @@ BROKEN = {
     "-N": ((arguments("-N", "1"),), "CFG-09", "--nodes conflicts with an option that the script sets"),
     "--out": ((arguments("--out=/tmp/x"),), "CFG-09", "--output conflicts with an option that the script sets"),
     "--wra": ((arguments("--wra=true"),), "CFG-09", "--wrap conflicts with an option that the script sets"),
-    "a quote in the run folder's name": (("launch.folder='/a\"b'",), "CFG-06", "run folder's name"),
+    "a quote in the run folder's name": (("launch.folder='/a\"b'",), "CFG-06", "the path of the run folder contains"),
     "--gres": ((arguments("--gres=gpu:8"),), "CFG-09", "cluster.slurm.gpu_request"),
     "--array": ((arguments("--array=0-9"),), "CFG-09", "launch.array=true"),
     "--wrap": ((arguments("--wrap=true"),), "CFG-09", "sbatch does not submit the job"),
@@ -78,7 +78,7 @@ BROKEN = {
     "a word alone": (
         (arguments("--exclusive", "dgx-1"),),
         "CFG-09",
-        "sbatch would read it as the file name of the script",
+        "sbatch would read this text as the file name of the script",
     ),
     "a container flag": (
         (arguments("--container-image=a"),),
@@ -107,9 +107,9 @@ BROKEN = {
     "two commands to drop caches": (
         ("cluster.drop_caches='sync; drop'",),
         "CFG-09",
-        "must be a single program with arguments",
+        "must be one program with arguments",
     ),
-    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "must be a single program with arguments"),
+    "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "must be one program with arguments"),
     "no image": (("container.image=null",), "PYX-04", "the container image is not set"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
     "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "but the rules require 1,536 and 384"),

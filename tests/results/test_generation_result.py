@@ -144,7 +144,10 @@ def test_options_of_training_logs_are_refused(
     for option, value in options.items():
         assert exit_code("parse", str(log), option, value) == 1
         printed = capsys.readouterr()
-        assert f"{option} does not apply: this log is not a training log\n  where: {log}\n" in printed.err
+        assert (
+            f"{option} applies only to training logs, but this log is not a training log\n  where: {log}\n"
+            in printed.err
+        )
         assert printed.out == ""
     assert exit_code("report", str(tmp_path), "--num-gpus", "8") == 2
     assert "--num-gpus is only for training logs" in capsys.readouterr().err

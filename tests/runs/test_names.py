@@ -66,7 +66,11 @@ def test_a_text_means_these_runs(text: str, expected: list[str]) -> None:
     [
         ("lora_tiny", "lora_tiny means 2 runs", f"give the whole name of one: {MIDDLE}, {OLD}"),
         ("wide/fp8", "wide/fp8 means 2 runs", "wide-dgx1/fp8.1, wide-local/fp8.1"),
-        ("latest~3", "latest~3 is run 4 counted from the newest, but the folder has 3 runs", "the oldest is latest~2"),
+        (
+            "latest~3",
+            "latest~3 means run 4, counted from the newest, but the folder has 3 runs",
+            "use latest~2 for the oldest run",
+        ),
         ("lora_tinny-local", "no run has this name", f"did you mean {OLD}"),
         ("zzzz", "no run has this name: zzzz", "`runstop runs` lists all runs"),
         ("latest~x", "no run has this name", "runstop runs"),
@@ -122,7 +126,7 @@ def test_verbs_that_read_logs_refuse_other_files(verb: str, file: str, capsys: p
         main([*verb.split(), file])
     printed = capsys.readouterr().err
     assert f"where: {file}\n" in printed
-    assert "this file is not a log, but a" in printed or "only runstop parse reads compressed logs" in printed
+    assert ", not a log" in printed or "only `runstop parse` reads compressed logs" in printed
 
 
 def test_a_file_of_a_run_leads_to_the_run(capsys: pytest.CaptureFixture[str]) -> None:

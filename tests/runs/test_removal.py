@@ -104,8 +104,8 @@ def _with_a_linked_plan(run: Path) -> object:
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a process drives it": (_locked, "the run is active"),
-    "its queue cannot be queried": (_in_a_queue, "runstop cannot find out here whether the run is active"),
-    "its job may be queued again": (_requeued, "runstop cannot find out here whether the run is active"),
+    "its queue cannot be queried": (_in_a_queue, "this machine cannot find out whether the run is active"),
+    "its job may be queued again": (_requeued, "this machine cannot find out whether the run is active"),
     "its submission was cut short": (lambda run: (run / ".submission").touch(), "the submission of this run"),
     "its study is under way": (_of_a_study_under_way, "a process is working on the study"),
     "all can write to it": (lambda run: run.chmod(0o777), "CFG-11"),

@@ -213,7 +213,9 @@ def test_a_malformed_job_json_does_not_hide_other_runs(tmp_path: Path, job: str,
 
 def test_a_run_of_an_unknown_backend_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text('{"backend": "flux", "jobs": []}')
-    with pytest.raises(ConfigError, match="this version of runstop has no backend flux, only local, "):
+    with pytest.raises(
+        ConfigError, match="the run uses the backend flux, but this version of runstop has only the backends local, "
+    ):
         resume.resume(tmp_path)
 
 

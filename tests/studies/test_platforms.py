@@ -166,13 +166,13 @@ def test_folders_that_do_not_belong_together_are_refused(tmp_path: Path, capsys:
     for folder, message in (
         (dgx, "this folder is given twice"),
         (other, "this folder has the study other, but .*mine-dgx has the study mine"),
-        (changed, "has other columns than the study in"),
+        (changed, "does not have the same columns as the study in"),
     ):
         with pytest.raises(ConfigError, match=message):
             studies.platforms.merged([studies.read(dgx), studies.read(folder)])
     for argv, message in (
-        (["mine", str(other)], "this folder has the study other, but the command is for the study mine"),
-        ([str(dgx), str(tmp_path)], "this folder has no study"),
+        (["mine", str(other)], "this folder has results of the study other, not of the study mine"),
+        ([str(dgx), str(tmp_path)], "this folder has no results of a study"),
         ([str(tmp_path / "none-*")], "no folder of a study matches"),
         ([str(dgx), str(other), "trials=2"], "trials=2 does not apply"),
         (["tiny", "--all-clusters"], "needs --table, which is missing"),

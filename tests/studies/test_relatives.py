@@ -113,7 +113,7 @@ def test_a_table_is_shown_next_to_its_own_arms_and_the_labels_of_the_study_count
     [
         ("reference: {gpus: 1}", "reference: {gpus: 2}", "`reference` has the labels {'gpus': '2'}, but no arm"),
         ("match: {system: pods}", "match: {system: ray}", "`match` has the labels {'system': 'ray'}, but no arm"),
-        ("same: [system]", "same: []", "the same arms have two reference arms, '1 bare' and '1 pods'"),
+        ("same: [system]", "same: []", "a group of arms has two reference arms, '1 bare' and '1 pods'"),
         ("same: [system]", "same: [job]", "the label 'job' does not exist"),
         ("name: faster_by", "name: step_time", "the name is 'step_time', but another column already has this name"),
         (

@@ -219,7 +219,7 @@ def _refused(error: ApiError, item: Object, *, left: Sequence[str]) -> SubmitErr
     namespace = item["metadata"]["namespace"]
     by_hand = f"; then delete the remaining objects: kubectl -n {namespace} delete {' '.join(left)}" if left else ""
     if error.status == 404 and error.message.startswith("404"):
-        what = f"the cluster does not have the kind {kind} ({item['apiVersion']})"
+        what = f"the Kubernetes cluster does not support the kind {kind} ({item['apiVersion']})"
         fix = f"ask the admins to install the operator that provides {kind}, or set cluster.kubernetes.object=job"
         return SubmitError(what, where="cluster.kubernetes.object", fix=fix + by_hand, rule="KUB-06")
     where = f"{kind} {item['metadata']['name']}"

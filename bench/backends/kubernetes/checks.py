@@ -39,7 +39,7 @@ def texts(subject: Subject) -> Iterator[Finding]:
     """Yield each name or value that Kubernetes would refuse."""
     for key, text, pattern in _named(subject.plan):
         if not pattern.fullmatch(text):
-            yield broken("KUB-15", f"{text!r:.80} is not a valid value for {key}", f"{WHERE}.{key}")
+            yield broken("KUB-15", f"{key} is {text!r:.80}, which Kubernetes does not accept", f"{WHERE}.{key}")
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
@@ -82,16 +82,16 @@ def image(subject: Subject) -> Iterator[Finding]:
     text, container = names.settings(subject.plan).image, subject.plan.config.container
     if container.runtime is not Runtime.none:
         fix = "set container=none and put the image into cluster.kubernetes.image"
-        what = f"container={container.name} cannot be used: pods are already containers"
+        what = f"container={container.name} cannot be used, because a pod already runs in containers"
         yield broken("KUB-15", what, "container", fix=fix)
     if not text:
-        fix = f"set {WHERE}.image to an image with runstop and its engine (docs/kubernetes.md shows how to build one)"
+        fix = f"set {WHERE}.image to an image with runstop and the engine; docs/kubernetes.md explains the build"
         yield broken("KUB-15", "the container image of the pods is not set", f"{WHERE}.image", fix=fix)
     elif not IMAGE.fullmatch(text):
-        yield broken("KUB-15", f"{text!r:.80} is not a valid image name", f"{WHERE}.image")
+        yield broken("KUB-15", f"the image is {text!r:.80}, which is not a valid image name", f"{WHERE}.image")
     elif "@sha256:" not in text:
-        what = f"{text} uses a tag, which may refer to another image later"
-        fix = "use the image's digest: name@sha256:…"
+        what = f"the image {text} has a tag, which may refer to a different image later"
+        fix = "write the image with a digest instead of the tag: name@sha256:…"
         yield broken("KUB-15", what, f"{WHERE}.image", fix=fix, severity="warning")
 
 
@@ -108,33 +108,41 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
     first: dict[str, tuple[str, Volume]] = {}
     for name, volume, path, key in wanted:
         if path is not None and (not path.startswith("/") or "$" in path or ":" in path):
-            what = f"{path} cannot be a path in pods, because it is not absolute, or contains $ or a colon"
-            fix = "write an absolute path without colons and variables: no shell expands variables in a pod"
+            what = f"pods cannot use the path {path}, because this path is relative, or contains $ or a colon"
+            fix = "write an absolute path without colons and variables, because no shell expands variables in a pod"
             yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
         if volume is not None and path is not None:
             holder, other = first.setdefault(path, (name, volume))
             if other != volume:
-                what = f"the volumes {holder} and {name} are different, but both are mounted at {path}"
-                fix = f"set cluster.paths.{key} to another path, or give {holder} and {name} the same volume"
+                what = f"the volumes {holder} and {name} are different, but have the same mount path {path}"
+                fix = f"set cluster.paths.{key} to another path, or set {holder} and {name} to the same volume"
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
             if path in pod_template.OWN_PATHS:
-                what = f"the volume {name} cannot be mounted at {path}: runstop mounts its own volume there"
+                what = (
+                    f"the volume {name} cannot be mounted at {path}, because runstop mounts another volume at this path"
+                )
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix=f"set cluster.paths.{key} to another path")
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
             yield broken("KUB-15", f"the pods have no volume for cluster.paths.{key}", f"{WHERE}.{name}", fix=fix)
         if volume is not None and (volume.claim is None) == (volume.host_path is None):
             yield broken(
-                "KUB-15", f"the volume {name} needs either claim or host_path, but not both", f"{WHERE}.{name}"
+                "KUB-15", f"the volume {name} must have exactly one of the keys claim and host_path", f"{WHERE}.{name}"
             )
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
-            yield broken("KUB-15", f"{volume.claim!r:.80} is not a valid claim name", f"{WHERE}.{name}.claim")
+            yield broken(
+                "KUB-15", f"the claim is {volume.claim!r:.80}, which is not a valid name", f"{WHERE}.{name}.claim"
+            )
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
-            yield broken("KUB-15", f"{volume.host_path!r:.80} is not an absolute path", f"{WHERE}.{name}.host_path")
+            yield broken(
+                "KUB-15",
+                f"host_path is {volume.host_path!r:.80}, but must be an absolute path",
+                f"{WHERE}.{name}.host_path",
+            )
         if volume is not None and volume.sub_path is not None and not _is_below(volume.sub_path):
             what, fix = (
                 f"sub_path is {volume.sub_path!r:.80}, which is not a folder inside the volume",
-                "set sub_path to a relative path: without / at the start and without ..",
+                "set sub_path to a relative path without ..",
             )
             yield broken("KUB-15", what, f"{WHERE}.{name}.sub_path", fix=fix)
 
@@ -168,12 +176,11 @@ def shape(subject: Subject) -> Iterator[Finding]:
     gpu, is_cuda = plan.config.cluster.gpu, plan.config.cluster.device is Device.cuda
     vendor = VENDORS.get((k.gpu_resource or "").partition("/")[0])
     if is_cuda and gpu is not None and vendor not in (None, gpu.vendor):
-        fix = (
-            f"set {WHERE}.gpu_resource to {next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)}/gpu"
-        )
+        vendor_domain = next(name for name, vendor in VENDORS.items() if vendor is gpu.vendor)
+        fix = f"set {WHERE}.gpu_resource to {vendor_domain}/gpu"
         yield broken(
             "KUB-15",
-            f"gpu_resource is {k.gpu_resource}, but cluster.gpu is {gpu.name}",
+            f"gpu_resource is {k.gpu_resource}, but cluster.gpu is {gpu.name}, a GPU of another vendor",
             f"{WHERE}.gpu_resource",
             fix=fix,
         )
@@ -184,15 +191,16 @@ def shape(subject: Subject) -> Iterator[Finding]:
         )
     memory = k.resources.get("memory", "")
     if QUANTITY.fullmatch(memory) and 0 < amount(memory) <= k.shm_gib * 2**30:
-        what = f"the memory of a pod is {memory}, but /dev/shm of the pod may use {k.shm_gib}Gi of this memory"
-        fix = f"request more than {k.shm_gib}Gi of memory, or lower shm_gib"
+        what = f"each pod requests {memory} of memory, but /dev/shm alone may use {k.shm_gib}Gi of this memory"
+        fix = f"set resources.memory to more than {k.shm_gib}Gi, or lower shm_gib"
         yield broken("KUB-15", what, f"{WHERE}.resources.memory, shm_gib", fix=fix)
-    for name, quantity in k.resources.items():
+    for resource, quantity in k.resources.items():
         if QUANTITY.fullmatch(quantity) and amount(quantity) == 0:
-            what, fix = f"{name} is {quantity}, but must be above 0", f"set {name} to more than 0, or remove {name}"
-            yield broken("KUB-15", what, f"{WHERE}.resources.{name}", fix=fix)
+            what = f"{resource} is {quantity}, but must be above 0"
+            fix = f"set {resource} to more than 0, or remove {resource}"
+            yield broken("KUB-15", what, f"{WHERE}.resources.{resource}", fix=fix)
     if k.workload_priority_class and not k.queue:
-        what = "workload_priority_class is set, but only Kueue reads this setting, and no queue of Kueue is set"
+        what = "workload_priority_class is set without a queue, but only the queues of Kueue use this priority"
         yield broken(
             "KUB-15",
             what,
@@ -200,16 +208,22 @@ def shape(subject: Subject) -> Iterator[Finding]:
             fix=f"set {WHERE}.queue, or remove workload_priority_class",
         )
     if k.run_as_user is not None and k.run_as_user < 1:
-        fix = "set run_as_user to the id of another user who may write the results"
+        fix = "set run_as_user to the id of a user who may write to the results volume"
         what = f"run_as_user is {k.run_as_user}, but must be 1 or more: pods may not run as root (user 0)"
         yield broken("KUB-15", what, f"{WHERE}.run_as_user", fix=fix)
     if not 1024 <= k.port <= 65535:
         fix = f"set {WHERE}.port to a number from 1024 to 65535"
         yield broken(
-            "KUB-15", f"port is {k.port}, but must be from 1024 to 65535 (unprivileged)", f"{WHERE}.port", fix=fix
+            "KUB-15",
+            f"port is {k.port}, but must be from 1024 to 65535: lower ports need root",
+            f"{WHERE}.port",
+            fix=fix,
         )
     if k.shm_gib < 1 or k.grace_s < 1 or k.keep_h < 0:
-        what = f"shm_gib ({k.shm_gib}) and grace_s ({k.grace_s}) must be 1 or more, and keep_h ({k.keep_h}) 0 or more"
+        what = (
+            f"shm_gib ({k.shm_gib}) and grace_s ({k.grace_s}) must be 1 or more, "
+            f"and keep_h ({k.keep_h}) must be 0 or more"
+        )
         fix = "set shm_gib and grace_s to 1 or more, and keep_h to 0 or more"
         yield broken("KUB-15", what, f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
     if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
@@ -252,10 +266,10 @@ def program_files(subject: Subject) -> Iterator[Finding]:
         is_here = Path(text).is_relative_to(Path.cwd()) and Path(text).is_file()
         if is_here and not any(Path(text).is_relative_to(path) for path in mounted):
             fix = (
-                "put the file into the image or onto a volume of the pods, and use its path in the pods "
+                "put the file into the image or onto a volume of the pods, and write the path of the file in the pods "
                 "(docs/your-program.md)"
             )
-            what = f"{text} is a file of this machine, but no volume of the pods contains it"
+            what = f"the file {text} is on this machine, but no volume of the pods contains this file"
             yield broken("KUB-15", what, f"engine.command.argv[{place}]", fix=fix, severity="warning")
 
 
@@ -268,7 +282,9 @@ def pod_schema(subject: Subject) -> Iterator[Finding | str]:
     try:
         import kubernetes_validate
     except ImportError as error:
-        raise CannotTellError("kubernetes-validate is not installed: pip install kubernetes-validate") from error
+        raise CannotTellError(
+            "kubernetes-validate is not installed; to install this package: pip install kubernetes-validate"
+        ) from error
     plan = subject.plan
     pod = {"apiVersion": "v1", "kind": "Pod", **pod_template.template(plan, _ANY_PLACE)}
     version = names.settings(plan).version
@@ -276,8 +292,9 @@ def pod_schema(subject: Subject) -> Iterator[Finding | str]:
     try:
         yield f"Kubernetes {kubernetes_validate.validate(pod, '.'.join(map(str, key)), strict=True)}"
     except kubernetes_validate.ValidationError as error:
-        where = ".".join(map(str, error.absolute_path)) or "pod"
-        yield broken("KUB-15", f"{where}: {error.message:.300}", f"{WHERE}.pod, container")
+        field = ".".join(map(str, error.absolute_path)) or "pod"
+        what = f"the Kubernetes schema refuses the field {field}: {error.message:.300}"
+        yield broken("KUB-15", what, f"{WHERE}.pod, container")
 
 
 def _newest_schema(library: Any) -> tuple[int, ...]:
@@ -363,7 +380,7 @@ def response(subject: Subject, name: str) -> Any:
     """
     answer = raw_response(subject, name)
     if answer.exit_code != 200:
-        raise CannotTellError(f"{name}: {answer.err or f'HTTP {answer.exit_code}'}")
+        raise CannotTellError(f"the API server refuses the query {name!r}: {answer.err or f'HTTP {answer.exit_code}'}")
     return json.loads(answer.out)
 
 
@@ -406,7 +423,12 @@ def kinds(subject: Subject) -> Iterator[Finding | str]:
         available = [one["kind"] for one in response(subject, name)["resources"]] if is_known else []
         if kind not in available:
             fix = f"ask the admins to install the operator that provides {kind}, or set {WHERE}.object=job"
-            yield broken("KUB-06", f"the cluster does not have the kind {kind} ({group})", f"{WHERE}.object", fix=fix)
+            yield broken(
+                "KUB-06",
+                f"the Kubernetes cluster does not support the kind {kind} ({group})",
+                f"{WHERE}.object",
+                fix=fix,
+            )
         else:
             yield f"{kind} {group}"
 
@@ -499,13 +521,14 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
     yield f"{len(quotas)} quotas" if quotas else "none"
     for one in quotas:
         hard, used = one["status"].get("hard") or {}, one["status"].get("used") or {}
-        for name, number in requested.items():
-            if name in hard and number > (left := amount(hard[name]) - amount(used.get(name, "0"))):
-                what = f"the run requests {number:g} {name}, but the quota has only {left:g} left (limit: {hard[name]})"
+        for resource, number in requested.items():
+            if resource in hard and number > (left := amount(hard[resource]) - amount(used.get(resource, "0"))):
+                limit = hard[resource]
+                what = f"the run requests {number:g} {resource}, but the quota has only {left:g} left (limit: {limit})"
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
-        for name in sorted(_LIMITED & hard.keys() - requested.keys()):
-            key = name.rpartition(".")[2]
-            what = f"the pods do not set {key}, which the quota of {name} requires unless a LimitRange sets a default"
+        for resource in sorted(_LIMITED & hard.keys() - requested.keys()):
+            key = resource.rpartition(".")[2]
+            what = f"the pods do not set {key}, but the quota of {resource} needs {key} from pods or a LimitRange"
             fix = f"set {WHERE}.resources.{key}"
             yield broken("KUB-11", what, f"quota {one['metadata']['name']}", fix=fix, severity="warning")
 
@@ -544,10 +567,12 @@ def claims_exist(subject: Subject) -> Iterator[Finding | str]:
         phase, modes = item["status"].get("phase"), item["spec"].get("accessModes") or []
         yield f"{claim} {phase} {','.join(modes)} ({item['spec'].get('storageClassName') or 'no storage class'})"
         if phase != "Bound":
-            what = f"the claim {claim} is not bound ({phase}); some storage classes bind a claim only when a pod starts"
+            what = (
+                f"the claim {claim} has the phase {phase}, not Bound; some storage classes bind only when a pod starts"
+            )
             yield broken("KUB-08", what, f"storage class {item['spec'].get('storageClassName')}", severity="warning")
         if subject.plan.world.num_nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-            what = f"the run has several nodes, but the claim {claim} can be mounted on only one ({', '.join(modes)})"
+            what = f"the run has several nodes, but only one node can mount the claim {claim} ({', '.join(modes)})"
             yield broken("KUB-08", what, f"{WHERE}: results, data, model")
 
 

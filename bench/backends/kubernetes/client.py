@@ -155,9 +155,10 @@ def _client(context: str | None) -> Any:
         return kubernetes.config.new_client_from_config(config_file=file, context=context, persist_config=False)
     except kubernetes.config.ConfigException as error:
         raise ConfigError(
-            f"no usable kubeconfig: {_short(error)}",
+            f"the kubeconfig cannot be used: {_short(error)}",
             where="the kubeconfig",
-            fix="set KUBECONFIG, or set cluster.kubernetes.context to a context from `kubectl config get-contexts`",
+            fix="set KUBECONFIG to the path of a kubeconfig, or set cluster.kubernetes.context to a context that "
+            "`kubectl config get-contexts` lists",
             rule="KUB-12",
         ) from error
 

@@ -58,7 +58,9 @@ class Channel:
                     left = left[os.write(self._outgoing, left) :]
                 except BlockingIOError:
                     if not select.select([], [self._outgoing], [], SILENT_S)[1]:
-                        raise LostError(f"the sent messages were not read for {SILENT_S:.0f} s") from None
+                        raise LostError(
+                            f"the other node has not read the messages of this node for {SILENT_S:.0f} s"
+                        ) from None
                 except OSError as error:
                     raise LostError(error.strerror) from None
 
@@ -89,7 +91,7 @@ class Channel:
             if messages := self.received(min(left_s, 0.2)):
                 if messages[0]["kind"] not in kinds:
                     raise LostError(
-                        f"the message {messages[0]['kind']!r:.40} has arrived instead of {' or '.join(kinds)}"
+                        f"this node expects the message {' or '.join(kinds)}, but received {messages[0]['kind']!r:.40}"
                     )
                 self._messages.extendleft(reversed(messages[1:]))
                 return messages[0]
@@ -170,7 +172,7 @@ def token() -> str:
     """
     value = os.environ.pop(TOKEN, "")
     if not value:
-        fix = f"set the same long random text on every node: {TOKEN}=$(openssl rand -hex 32)"
+        fix = f"run `openssl rand -hex 32` once, and set {TOKEN} on every node to this one output"
         raise ConfigError("the token that authenticates the nodes of this run is not set", where=TOKEN, fix=fix)
     return value
 

@@ -44,16 +44,16 @@ def require_shared(nodes: "Nodes") -> None:
     others = [member for member in nodes.members if not member.is_shared]
     if rank_0 := next((member for member in others if member.number == 0), None):
         raise ConfigError(
-            f"rank 0 runs on {rank_0.name} and cannot write the log: this host cannot access the run folder",
+            f"rank 0 cannot write the log, because the host of rank 0, {rank_0.name}, cannot access the run folder",
             where="LOGDIR",
             fix=f"start the run on {rank_0.name}, list this machine as the first host, or put LOGDIR on a shared file "
             "system",
             rule="HST-09",
         )
     if others and nodes.plan.checkpoint_every_steps is not None:
-        names = ", ".join(member.name for member in others)
+        hosts = ", ".join(member.name for member in others)
         raise ConfigError(
-            f"all nodes write checkpoints into the run folder, but {names} cannot access it",
+            f"all nodes write checkpoints into the run folder, but {hosts} cannot access this folder",
             where="task.training.checkpoint_every_steps",
             fix="put LOGDIR on a file system that all nodes share, or set task.training.checkpoint_every_steps=null",
             rule="HST-09",
@@ -66,9 +66,9 @@ def require_prepared(nodes: "Nodes", check: Callable[[], None] = lambda: None) -
     for member, existing in zip(nodes.members, nodes.query("exist", check=check, paths=paths), strict=True):
         if missing := [path for path in paths if path not in existing]:
             raise ConfigError(
-                f"{missing[0]} was prepared, but is missing on the host {member.name}",
+                f"{missing[0]} was prepared, but does not exist on the host {member.name}",
                 where="DATADIR, MODEL",
-                fix="copy it to the same path on every host, or put it on a shared file system",
+                fix="copy the files to the same path on every host, or put DATADIR and MODEL on a shared file system",
                 rule="HST-10",
             )
 
@@ -391,14 +391,15 @@ class Running:
         if self._is_late:
             what, fix = (
                 f"{name} took longer than its walltime",
-                "raise walltime (minutes per trial), or set walltime=null",
+                "raise walltime (minutes per trial), or set walltime=null to remove the limit",
             )
             raise SubmitError(what, where="walltime", fix=fix, rule="SLU-07")
         if len(codes) == len(self._needed) and not any(codes.values()):
             return
         if ended := {rank: signal_name(code) for rank, code in codes.items() if code > 128}:
+            killed_ranks = ", ".join(f"rank {rank} got {signal}" for rank, signal in sorted(ended.items()))
             raise SubmitError(
-                f"{', '.join(f'rank {r} got {sig}' for r, sig in sorted(ended.items()))} during {name}",
+                f"{killed_ranks} during {name}",
                 where=str(self._folder / run_files.rank_output(name, min(ended))),
                 fix="find out what killed the rank: the OOM killer (see dmesg), a time limit, or a user",
                 rule="RUN-02",

@@ -94,9 +94,14 @@ def _member(number: int, node: RemoteProcess) -> Member:
         channel.close()
         with suppress(subprocess.TimeoutExpired):
             node.process.wait(EXIT_TIMEOUT_S)
-        what, rule = find_rule(node.errors.read_text(errors="replace"), str(error))
+        reason, rule = find_rule(node.errors.read_text(errors="replace"), str(error))
         fix = RULES[rule].fix if rule else f"read {node.errors}"
-        raise SubmitError(f"{node.name}: {what}", where=f"cluster.hosts: {node.name}", fix=fix, rule=rule) from None
+        raise SubmitError(
+            f"the host {node.name} did not join the run: {reason}",
+            where=f"cluster.hosts: {node.name}",
+            fix=fix,
+            rule=rule,
+        ) from None
     return Member(number, str(request["name"]), channel)
 
 

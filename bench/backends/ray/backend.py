@@ -173,7 +173,9 @@ def _send(address: str, body: Mapping[str, Any]) -> None:
             return
         what = f"Ray refuses the job: {' '.join(str(error).split())[: client.MAX_REASON]}"
         raise SubmitError(
-            what, where=address, fix="correct the setting that Ray's message names; `ray job list` lists Ray's jobs"
+            what,
+            where=address,
+            fix="correct the setting that Ray's message names; to see the jobs of Ray, run `ray job list`",
         ) from error
     except OSError as error:  # requests' errors are OSErrors
         what = f"Ray did not respond: {error}; the job may exist anyway"

@@ -60,11 +60,16 @@ def passed_variables(subject: Subject) -> Iterator[Finding | str]:
     for name in block(subject.plan).environment:
         value = os.environ.get(name)
         if value is None:
-            yield broken("CFG-06", f"{name} is not set", where, fix=f"export {name}=…, or remove {name} from {where}")
-        elif secret := known_secrets.named(name, value) or known_secrets.first(value):
-            fix = f"remove {name} from {where}; set {name} for `ray start` on the nodes, or for pods in a Secret"
             yield broken(
-                "CFG-07", f"{name} contains a secret that Ray's dashboard would show: {secret}", where, fix=fix
+                "CFG-06",
+                f"the environment variable {name} is not set",
+                where,
+                fix=f"export {name}=…, or remove {name} from {where}",
+            )
+        elif secret := known_secrets.named(name, value) or known_secrets.first(value):
+            fix = f"remove {name} from {where}; set {name} on the nodes before `ray start`, or in a Secret for the pods"
+            yield broken(
+                "CFG-07", f"{name} contains a secret ({secret}), which Ray's dashboard would show", where, fix=fix
             )
         else:
             yield name
@@ -73,14 +78,14 @@ def passed_variables(subject: Subject) -> Iterator[Finding | str]:
 def no_array(subject: Subject) -> Iterator[Finding]:
     """Yield an error if trials should run as tasks of a job array, which Ray does not have."""
     if subject.plan.config.launch.array:
-        fix = "set launch.array=false: then the trials run one after another on the same nodes"
+        fix = "set launch.array=false, so that the trials run one after another on the same nodes"
         yield broken("CFG-09", "the Ray backend does not support job arrays", "launch.array", fix=fix)
 
 
 def needs_kubectl(subject: Subject) -> Iterator[Finding | str]:
     """Yield that the user must start a KubeRay run with kubectl."""
-    fix = "write the manifest with `runstop render …` and the same arguments, then start the run: kubectl apply -f FILE"
-    yield broken("RAY-10", "a run cannot be submitted to KubeRay by `launch`", "cluster.ray.kuberay", fix=fix)
+    fix = "run `runstop render` with the same arguments to get the manifest FILE, then run `kubectl apply -f FILE`"
+    yield broken("RAY-10", "`runstop launch` cannot submit a run to KubeRay", "cluster.ray.kuberay", fix=fix)
 
 
 def version(subject: Subject) -> Iterator[Finding | str]:
@@ -91,7 +96,7 @@ def version(subject: Subject) -> Iterator[Finding | str]:
     yield f"Ray {server}"
     if server.split(".")[:2] != ray.__version__.split(".")[:2]:
         what = f"the cluster has Ray {server}, but this machine has Ray {ray.__version__}"
-        fix = f"if jobs are refused: pip install 'ray[default]=={server}'"
+        fix = f"if Ray refuses jobs, run on this machine: pip install 'ray[default]=={server}'"
         yield broken("RAY-02", what, request.address(subject.plan), fix=fix, severity="warning")
 
 
@@ -116,8 +121,11 @@ def nodes(subject: Subject) -> Iterator[Finding | str]:
             return
     if large < needed:
         what = f"only {large} of {len(alive)} Ray nodes have {size}, but the run needs {needed} such nodes"
-        fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds "
-        yield broken("RAY-03", what, request.address(plan), fix=f"{fix}nodes on demand, set launch.force=true")
+        fix = (
+            "add nodes, or lower cluster.num_nodes, cluster.ranks_per_node or cluster.ray.cpus_per_node; "
+            "if an autoscaler adds nodes on demand, set launch.force=true"
+        )
+        yield broken("RAY-03", what, request.address(plan), fix=fix)
 
 
 def _answer(subject: Subject, name: str) -> Any:
@@ -149,7 +157,7 @@ def subject(plan: Plan, tier: Tier) -> Subject:
     return Subject(plan, text, answers={name: _done(_query(plan, page)) for name, page in PAGES.items()})
 
 
-_NO_ADDRESS = Answer(1, "", "no address of a Ray cluster is set")
+_NO_ADDRESS = Answer(1, "", "the address of the Ray cluster is not set")
 
 
 def _query(plan: Plan, page: str) -> Answer:

@@ -187,7 +187,9 @@ def stop(job: str) -> None:
         try:
             was_running = connect(address).stop_job(submission)
         except RuntimeError as error:
-            raise SubmitError(_first_line(error), where=f"job {job}", fix=f"ray job stop {submission}") from error
+            raise SubmitError(
+                f"Ray cannot stop the job: {_first_line(error)}", where=f"job {job}", fix=f"ray job stop {submission}"
+            ) from error
     if not was_running:
         what, fix = "the job has already ended", "run `runstop runs` to see how the job ended"
         raise SubmitError(what, where=f"job {job}", fix=fix)

@@ -284,7 +284,9 @@ def _used(job: DriverJob, plan: Plan, group: Group, *, is_last: bool) -> tuple[G
     left_out = node_lists.left_out(job.run, job.id)
     used, spare = group.without(left_out, plan.world.num_nodes)
     if len(used.places) < plan.world.num_nodes:
-        raise LostError("RAY-03", f"too few nodes are left without {', '.join(left_out)}")
+        num_left, num_nodes = len(used.places), plan.world.num_nodes
+        what = f"the run needs {num_nodes} nodes, but only {num_left} are left without {', '.join(left_out)}"
+        raise LostError("RAY-03", what)
     spare = [] if is_last else spare
     if plan.config.cluster.spare_nodes and job.run.is_dir():
         node_lists.write(job.run / SPARE_NODES, spare)

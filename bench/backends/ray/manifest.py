@@ -36,9 +36,9 @@ def block(plan: Plan) -> KubeRay:
     ray = request.settings(plan)
     if ray.kuberay is None:
         raise ConfigError(
-            "a manifest cannot be rendered for an existing Ray cluster: `launch` submits the run directly",
+            "an existing Ray cluster has no manifest, because `runstop launch` submits the run directly",
             where=f"cluster={plan.config.cluster.name}",
-            fix="set cluster=kuberay to get a manifest; `runstop plan --json` prints the plan",
+            fix="set cluster=kuberay to get a manifest, or run `runstop plan --json` to print the plan",
         )
     return ray.kuberay
 

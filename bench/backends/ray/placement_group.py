@@ -253,7 +253,7 @@ def _wait(placement: Any, plan: Plan, say: Callable[[str], None], check: Callabl
         waited_s = time.monotonic() - started_s
         nodes = f"{plans.nodes_of_job(plan)} nodes with {shown(bundle(plan))} each; {_cluster_size(plan)}"
         if waited_s > limit_s:
-            raise LostError("RAY-03", f"the nodes were not free within {waited_s:.0f} s; the run needs {nodes}")
+            raise LostError("RAY-03", f"Ray did not reserve the nodes within {waited_s:.0f} s; the run needs {nodes}")
         if waited_s > REPORT_AFTER_S and not is_reported:
             is_reported = True
             say(f"waiting for {nodes}")

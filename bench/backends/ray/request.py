@@ -34,7 +34,7 @@ def settings(plan: Plan) -> Ray:
         ConfigError: it has none.
     """
     if plan.config.cluster.ray is None:
-        what, fix = "no Ray cluster is configured", "set cluster=ray, or set cluster.ray.address"
+        what, fix = "the configuration has no Ray cluster", "set cluster=ray, or set cluster.ray.address"
         raise ConfigError(what, where="cluster.ray", fix=fix, rule="RAY-01")
     return plan.config.cluster.ray
 
@@ -102,13 +102,16 @@ def address(plan: Plan) -> str:
     ray = settings(plan)
     if ray.address is None:
         raise ConfigError(
-            "no address of a Ray cluster is set",
+            "the address of the Ray cluster is not set",
             where="cluster.ray.address",
             fix="set cluster.ray.address=http://HEAD:8265, or export RAY_API_SERVER_ADDRESS",
             rule="RAY-01",
         )
     if not is_address(ray.address):
-        what, fix = f"{ray.address!r:.80} is not a valid dashboard address", "set cluster.ray.address=http://HEAD:8265"
+        what, fix = (
+            f"{ray.address!r:.80} is not a valid address of a Ray dashboard",
+            "set cluster.ray.address=http://HEAD:8265",
+        )
         raise ConfigError(what, where="cluster.ray.address", fix=fix, rule="RAY-01")
     return ray.address.rstrip("/")
 

@@ -29,7 +29,7 @@ LONG_NAMES = {
     "h": "help",
     "V": "version",
 }
-_SIZES = "remove the option: set cluster.num_nodes and cluster.ranks_per_node, which the script's #SBATCH lines use"
+_SIZES = "remove the option, and set cluster.num_nodes and cluster.ranks_per_node, which the script uses"
 _GPUS = "remove the option, and set cluster.slurm.gpu_request and cluster.slurm.gpu_type"
 _OUTPUT = "remove the option: runstop writes the job's output to the run folder"
 _NO_JOB = "remove the option: with this option sbatch does not submit the job of this run"
@@ -71,22 +71,24 @@ def contradictions(subject: Subject) -> Iterator[Finding]:
         if not name:
             if not previous or previous in NO_VALUE:
                 what, fix = (
-                    f"{argument} does not begin with -, so sbatch would read it as the file name of the script",
+                    f"{argument} does not begin with -, so sbatch would read this text as the file name of the script",
                     "write an option and its value as one list entry: --name=value",
                 )
                 yield broken("CFG-09", what, WHERE, fix=fix)
         elif re.search(r"\s", name):
-            fix = f"write {'='.join(argument.split(maxsplit=1))}, or write two list entries"
+            fix = f"write {'='.join(argument.split(maxsplit=1))}, or write the option and the value as two list entries"
             yield broken(
                 "CFG-09",
-                f"{argument!r} contains a blank, so sbatch would read the whole text as the name of an option",
+                f"{argument!r} contains a space, so sbatch would read the whole text as the name of an option",
                 WHERE,
                 fix=fix,
             )
         elif "container" in name and name != "container":
             yield from _container_flag(name, has_value)
-        elif ours := _ours(argument, name):
-            yield broken("CFG-09", f"--{ours} conflicts with an option that the script sets", WHERE, fix=OURS[ours])
+        elif reserved := _ours(argument, name):
+            yield broken(
+                "CFG-09", f"--{reserved} conflicts with an option that the script sets", WHERE, fix=OURS[reserved]
+            )
         elif name == "export" and value.split(",")[0] != "ALL":
             what = f"with --export={value} the job does not get this shell's variables (PATH, DATADIR, LOGDIR, …)"
             yield broken("CFG-09", what, WHERE, fix="remove the option, or write --export=ALL,NAME=value")
@@ -109,7 +111,7 @@ def run_folder(subject: Subject) -> Iterator[Finding]:
     if bad := re.search(r"[\"\\]", folder):
         fix = f"remove {bad[0]!r} from launch.folder, or remove launch.folder to get a new folder"
         yield broken(
-            "CFG-06", f"the run folder's name contains {bad[0]!r}, which is not allowed", "launch.folder", fix=fix
+            "CFG-06", f"the path of the run folder contains {bad[0]!r}, which is not allowed", "launch.folder", fix=fix
         )
 
 
@@ -176,14 +178,15 @@ def drop_caches(subject: Subject) -> Iterator[Finding]:
         is_plain = False
     if not is_plain:
         what, fix = (
-            f"drop_caches is {command!r}, but must be a single program with arguments, because no shell is used",
-            "put the command into a script",
+            f"drop_caches is {command!r}, but must be one program with arguments, because no shell runs this command",
+            "put the command into a script on the nodes, and set cluster.drop_caches to the path of this script; "
+            "or set cluster.drop_caches=null",
         )
         yield broken(
             "CFG-09",
             what,
             "cluster.drop_caches",
-            fix=f"{fix} on the nodes and set cluster.drop_caches to the path of this script, or to null",
+            fix=fix,
         )
 
 
@@ -195,8 +198,8 @@ def container(subject: Subject) -> Iterator[Finding]:
     if c.runtime is Runtime.none:
         return
     if c.runtime not in (Runtime.pyxis, Runtime.apptainer):
-        what = f"backend slurm does not support the container runtime {c.runtime.name}"
-        yield broken("PYX-04", what, f"container={c.name}", fix="choose container=pyxis, apptainer or none")
+        what = f"the backend slurm does not support the container runtime {c.runtime.name}"
+        yield broken("PYX-04", what, f"container={c.name}", fix="set container to pyxis, apptainer or none")
     elif not c.image:
         fix = "set container.image, or run: export CONT=IMAGE"
         yield broken("PYX-04", "the container image is not set", "container.image", fix=fix)
@@ -233,9 +236,9 @@ def mounts(subject: Subject) -> Iterator[Finding]:
         full = expanded(text)
         if full and name != "CONT" and (bad := re.search(r"[,:\s]", full)):
             severity: Severity = "warning" if bad[0].isspace() else "error"
-            what = f"{name} contains {bad[0]!r}; Pyxis cannot mount such a path"
-            what += " before Pyxis 0.24" if severity == "warning" else ""
-            fix = f"set {name} to a path without {bad[0]!r}, such as a symbolic link"
+            pyxis = "Pyxis before version 0.24" if severity == "warning" else "Pyxis"
+            what = f"{name} contains {bad[0]!r}, but {pyxis} cannot mount a path with this character"
+            fix = f"set {name} to a path without {bad[0]!r}, such as the path of a symbolic link"
             yield broken("PYX-12", what, full, fix=fix, severity=severity)
 
 
@@ -258,7 +261,10 @@ def _container_flag(name: str, has_value: bool) -> Iterator[Finding]:
         yield broken("PYX-05", f"--{name} has a value, but this option takes no value", WHERE)
     what = f"with --{name} the batch script itself would run in the container, which has no srun"
     yield broken(
-        "PYX-10", what, WHERE, fix="remove the option: container.image and container.mounts set srun's container"
+        "PYX-10",
+        what,
+        WHERE,
+        fix="remove the option, and set container.image and container.mounts for srun's container",
     )
 
 

@@ -121,7 +121,9 @@ class SlurmBackend:
     def cancel(self, job: str) -> None:
         answer = client.run(["scancel", job])
         if answer.exit_code:
-            raise SubmitError(answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"scancel {job}")
+            raise SubmitError(
+                answer.err.strip() or "scancel failed", where=f"job {job}", fix=f"run `scancel {job}` again"
+            )
 
     def submit(self, plan: Plan, folder: Path, *, forced: Sequence[Finding] = ()) -> str:
         return jobs.submit(plan, folder, forced=forced)

@@ -162,7 +162,8 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
     if minutes is not None and most is not None and minutes > most:
         what = f"the job requests {minutes:g} min, but partition {','.join(names)} allows at most {most:g} min"
         fix = (
-            f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {most:g}, or set launch.array=true"
+            f"lower walltime or trials, so that 5 + trials x (walltime + 5) minutes are at most {most:g} minutes; "
+            "or set launch.array=true to run each trial as a separate task"
         )
         yield broken("SLU-02", what, "walltime, trials", fix=fix)
     if not any(group.is_up == "up" for group in available):
@@ -174,7 +175,7 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
             "SLU-02",
             what,
             "cluster.slurm.partition",
-            fix="wait until `sinfo` shows the partition as up, or set cluster.slurm.partition to another one",
+            fix="wait until `sinfo` shows the partition as up, or set cluster.slurm.partition to another partition",
             severity=severity,
         )
 
@@ -216,7 +217,8 @@ def left_out(subject: Subject) -> Iterator[Finding | str]:
     if unknown := sorted(set(avoided) - {name for name, _ in listed}):
         kept = ",".join(name for name in avoided if name not in unknown)
         what = f"Slurm has no node {', '.join(unknown)}, so sbatch refuses the job"
-        yield broken("SLU-02", what, "cluster.avoid", fix=f"set cluster.avoid={f'[{kept}]' if kept else 'null'}")
+        known_nodes = f"[{kept}]" if kept else "null"
+        yield broken("SLU-02", what, "cluster.avoid", fix=f"set cluster.avoid={known_nodes}")
         return
     wanted = {group.partition for group in groups(subject)}
     left = {name for name, partition in listed if partition.rstrip("*") in wanted} - set(avoided)
@@ -235,12 +237,13 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     where, types = "cluster.slurm.gpu_request", sorted({kind for group in available for kind, _ in group.gpus})
     most = max((count for group in available for _, count in group.gpus), default=0)
     kinds = [kind for kind in types if kind]
-    has = ", ".join(f"gpu:{kind}:{most}" if kind else f"gpu:{most}" for kind in types) or "no GPUs"
-    yield f"nodes have {has}"
+    node_gpus = ", ".join(f"gpu:{kind}:{most}" if kind else f"gpu:{most}" for kind in types) or "no GPUs"
+    yield f"nodes have {node_gpus}"
     if config.gpu_request is GpuRequest.none:
         if cuda and types:
             what = (
-                f"the job requests no GPUs, but the nodes have {has}; if Slurm restricts devices, the ranks see no GPU"
+                f"the job requests no GPUs, but the nodes have {node_gpus}; if Slurm restricts devices, the ranks see "
+                "no GPU"
             )
             yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds)}", severity="warning")
         return
@@ -248,15 +251,15 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         what = "the job requests GPUs, but Slurm lists no GPUs on the nodes of the partition"
         yield broken("SLU-01", what, where, fix=f"if the nodes have GPUs anyway, set {where}=none")
     elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
-        what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {has}"
+        what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {node_gpus}"
         fix = f"set cluster.slurm.gpu_type to one of {', '.join(kinds)}" if kinds else f"set {where}=gres"
         yield broken("SLU-01", what, "cluster.slurm.gpu_type", fix=fix)
     elif need > most:
         fix = f"set cluster.ranks_per_node={most}"
-        what = f"the job requests {need} GPUs per node, but the nodes have {has}"
+        what = f"the job requests {need} GPUs per node, but the nodes have {node_gpus}"
         yield broken("SLU-02", what, "cluster.ranks_per_node", fix=fix)
     elif len(kinds) > 1 and config.gpu_request is not GpuRequest.gres_typed:
-        what = f"the nodes have different types of GPUs ({has}), but the job requests no GPU type"
+        what = f"the nodes have different types of GPUs ({node_gpus}), but the job requests no GPU type"
         fix = f"set {where}=gres_typed cluster.slurm.gpu_type={kinds[0]}"
         yield broken("SLU-01", what, where, fix=fix, severity="warning")
 
@@ -278,9 +281,8 @@ def accounts(subject: Subject) -> Iterator[Finding | str]:
     config, answer = _slurm(subject), answer_to(subject, "sacctmgr")
     rows = [line.split("|") for line in answer.out.splitlines() if line.count("|") == 1]
     if answer.exit_code or not rows:
-        raise CannotTellError(
-            f"sacctmgr: {last_line(answer.err) if answer.exit_code else 'no account of this user is listed'}"
-        )
+        failure = f"sacctmgr failed: {last_line(answer.err)}"
+        raise CannotTellError(failure if answer.exit_code else "sacctmgr lists no account of this user")
     known = {"account": {row[0] for row in rows}, "qos": {qos for row in rows for qos in row[1].split(",") if qos}}
     yield f"accounts {', '.join(sorted(known['account']))}"
     refused = re.search(REFUSALS[0][0], refusal(subject))
@@ -311,7 +313,12 @@ def accepted(subject: Subject) -> Iterator[Finding | str]:
     else:
         rows = ((where, fix) for sign, where, fix in REFUSALS if re.search(sign, message))
         where, fix = next(rows, ("sbatch --test-only", None))
-        yield broken("SLU-01" if re.search(GPU_REFUSAL, message) else "SLU-02", f"sbatch: {message}", where, fix=fix)
+        yield broken(
+            "SLU-01" if re.search(GPU_REFUSAL, message) else "SLU-02",
+            f"sbatch refuses the job: {message}",
+            where,
+            fix=fix,
+        )
 
 
 def refusal(subject: Subject) -> str:
@@ -328,7 +335,7 @@ def accounting(subject: Subject) -> Iterator[Finding | str]:
     if shutil.which("sacct") is None:
         yield broken("SLU-04", "sacct is not installed", "PATH", severity="warning")
     elif (answer := answer_to(subject, "sacct")).exit_code:
-        yield broken("SLU-04", last_line(answer.err), "sacct", severity="warning")
+        yield broken("SLU-04", f"sacct failed: {last_line(answer.err)}", "sacct", severity="warning")
 
 
 def _explained(subject: Subject, message: str) -> list[Finding]:
@@ -409,8 +416,11 @@ def sif(subject: Subject) -> Iterator[Finding | str]:
     if image is not None and not Path(image).exists():
         yield broken("ENR-07", "the image file does not exist", image, fix=containers.SIF_FIX)
     if shutil.which("apptainer") is None:
-        what = "apptainer is not on this machine, and may be missing on the nodes"
-        fix = "runstop doctor --tier canary tests a node; on nodes with Singularity only, link apptainer to singularity"
+        what = "apptainer is not installed on this machine, and may be missing on the nodes"
+        fix = (
+            "run `runstop doctor --tier canary` to test a node; if the nodes have only Singularity, create a symbolic "
+            "link with the name apptainer to singularity"
+        )
         yield broken("HST-08", what, "container=apptainer", fix=fix, severity="warning")
 
 
@@ -442,8 +452,9 @@ def flags(subject: Subject) -> Iterator[Finding | str]:
     words = probe(subject.plan, subject.script)
     answer = answer_to(subject, " ".join(words))
     if answer.exit_code in _ABORTED or "Assertion" in answer.err:
-        fix = "set container.flags=environment (Pyxis 0.21 or later)"
-        yield broken("PYX-01", f"srun: {last_line(answer.err)}", " ".join(words), fix=fix)
+        fix = "set container.flags=environment, which needs Pyxis 0.21 or later"
+        what = f"srun aborts on container options without a value: {last_line(answer.err)}"
+        yield broken("PYX-01", what, " ".join(words), fix=fix)
     elif "unrecognized option" in answer.err:
         raise CannotTellError(f"srun: {last_line(answer.err)}")
 
@@ -463,7 +474,7 @@ def file(subject: Subject) -> Iterator[Finding | str]:
     try:
         yield from (replace(fault, where=image) for fault in store.faults_since_change(Path(image)))
     except OSError as error:
-        yield broken("ENR-07", f"cannot read the image: {error.strerror}", image)
+        yield broken("ENR-07", f"the image file cannot be read: {error.strerror}", image)
 
 
 def credentials(subject: Subject) -> Iterator[Finding | str]:

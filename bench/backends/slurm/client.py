@@ -140,7 +140,7 @@ def _run(argv: Sequence[str], timeout_s: float, environment: dict[str, str]) -> 
         )
     except OSError as error:
         raise SubmitError(
-            f"cannot start {argv[0]}: {error.strerror}",
+            f"the program {argv[0]} cannot be started: {error.strerror}",
             where="PATH",
             fix="run runstop on the cluster's login node, with Slurm's commands on PATH",
         ) from error

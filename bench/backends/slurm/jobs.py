@@ -211,7 +211,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
         masked_json.write(folder / JOB, dict(job) | {"jobs": [*(job.get("jobs") or []), entry]})
     except OSError as error:
         what = f"job {number} was submitted, but its id could not be recorded: {error.strerror}"
-        fix = f"free disk space; `runstop runs` still finds the job, and scancel {number} cancels it"
+        fix = f"free disk space; `runstop runs` still finds the job, and `scancel {number}` cancels the job"
         raise _LostError(what, where=str(folder / JOB), fix=fix, rule="CFG-08") from error
     with suppress(OSError):
         note.unlink()

@@ -179,10 +179,10 @@ def _descriptions(entries: Sequence[Entry], request: Request, division: str) -> 
     by_hand = {path.stem: system.read(path) for path in request.descriptions}
     names = {entry.system for entry in entries}
     if strange := by_hand.keys() - names:
-        what = f"the file {', '.join(sorted(strange))}.json describes none of the systems {', '.join(sorted(names))}"
-        raise ConfigError(
-            what, where="--describe", fix="rename the file to <system>.json, where <system> is one of these systems"
-        )
+        files, systems = ", ".join(f"{name}.json" for name in sorted(strange)), ", ".join(sorted(names))
+        what = f"the runs use only these systems: {systems}; the file {files} describes another system"
+        fix = "rename the file to <system>.json, where <system> is the name of one of these systems"
+        raise ConfigError(what, where="--describe", fix=fix)
     descriptions = {}
     for name in sorted(names):
         runs = [run for entry in entries if entry.system == name for run in entry.runs]
@@ -237,8 +237,10 @@ def _require_no_secret(run: Run) -> None:
         text = regular_files.read_text(path, errors="replace", follows_links=True)
         for secret in known_secrets.secrets_in(text):
             number = text.count("\n", 0, secret.start) + 1
-            what = f"this line looks like a secret: {secret.what} ({secret.hint(text)})"
-            fix = "if this is a secret, revoke it and run again without the secret, because packages are published"
+            what = f"this line seems to contain a secret: {secret.what} ({secret.hint(text)})"
+            fix = (
+                "if this is a secret, revoke the secret, and repeat the run without the secret: packages are published"
+            )
             raise ConfigError(what, where=f"{path}:{number}", fix=fix, rule="CFG-07")
 
 

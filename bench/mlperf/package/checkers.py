@@ -218,7 +218,7 @@ def _finding(checker: str, text: str, severity: Severity) -> Finding:
     matches = ((pattern.search(text), fix) for pattern, fix in _EXPLAINED)
     match, fix = next(
         ((match, fix) for match, fix in matches if match),
-        (None, "correct this, and pack again; `runstop parse LOG --official RULESET` checks one log"),
+        (None, "correct this problem, and pack again; to check one log: runstop parse LOG --official RULESET"),
     )
     where = match.groupdict().get("where") if match else None
     return broken(

@@ -110,29 +110,33 @@ def run_findings(runs: Sequence[Run]) -> Iterator[Finding]:
     for run in runs:
         marked = any(NOT_A_SUBMISSION in (r.org or "") + (r.platform or "") for r in run.results)
         if marked or (run.plan is not None and not run.plan.config.task.submittable):
-            name = f"the task {run.plan.config.task.name}" if run.plan else "the task of these logs"
-            yield broken("PCK-03", f"{name} is not for submission: {run.folder}", str(run.folder))
+            task = f"the task {run.plan.config.task.name}" if run.plan else "the task of these logs"
+            yield broken("PCK-03", f"{task} is not for submission: {run.folder}", str(run.folder))
 
 
 def entry_findings(entry: Entry, *, required: int, org: str) -> Iterator[Finding]:
     """Yield why an entry cannot be submitted."""
-    results, where = entry.results, f"{entry.benchmark} on {entry.system}"
+    results, entry_name = entry.results, f"{entry.benchmark} on {entry.system}"
     if len(results) != required:
-        yield broken("PCK-01", f"{where} has {len(results)} runs, but the rules require {required}", where)
+        yield broken("PCK-01", f"{entry_name} has {len(results)} runs, but the rules require {required}", entry_name)
     failed = [result for result in results if not result.valid]
     severity: Severity = "error" if len(failed) > num_dropped(entry.benchmark) else "warning"
     for result in failed:
         first = errors(result.findings)[0]
-        counts = "" if severity == "error" else "; this run counts as the slowest"
-        what = f"{result.file}: {first.titled}{counts}"
+        what = f"{result.file}: {first.titled}"
+        if severity == "warning":
+            what += "; the score counts this run as the slowest run"
         yield broken("PCK-02", what, result.file, severity=severity, line=first.line)
     for key, values in _logged(results):
         if len(values) > 1:
             listed = ", ".join(sorted(repr(value)[:80] for value in values))
-            yield broken("PCK-04", f"{where}: the runs have different values of {key}: {listed}", where)
+            yield broken("PCK-04", f"{entry_name}: the runs have different values of {key}: {listed}", entry_name)
     for name in sorted({result.org for result in results if result.org not in (None, org)}, key=str):
         yield broken(
-            "PCK-05", f"{where}: submission_org is {name!r:.80} in a log, but --org is {org}", where, severity="warning"
+            "PCK-05",
+            f"{entry_name}: submission_org is {name!r:.80} in a log, but --org is {org}",
+            entry_name,
+            severity="warning",
         )
 
 
@@ -153,7 +157,7 @@ def division_of(entries: Sequence[Entry], *, requested: str | None) -> str:
     if len(named) > 1 or not named <= set(DIVISIONS):
         listed = ", ".join(sorted(repr(name)[:80] for name in named))
         raise ConfigError(
-            f"submission_division must be {' or '.join(DIVISIONS)}, and equal in all logs, but is {listed}",
+            f"all logs must have the same submission_division ({' or '.join(DIVISIONS)}), but the logs have {listed}",
             where="the logs",
             fix="pack only runs with the same submission_division together",
         )

@@ -142,19 +142,19 @@ def require_valid(request: PowerRequest) -> None:
     """Raise ConfigError for a value that is not possible."""
     if not 0 < request.efficiency <= 1:
         raise ConfigError(
-            f"the efficiency of the power supplies is {request.efficiency:g}",
+            f"the efficiency of the power supplies is {request.efficiency:g}, but must be above 0 and at most 1",
             where="--psu-efficiency",
-            fix="write the output power divided by the input power, such as 0.94",
+            fix="set --psu-efficiency to the output power divided by the input power, such as 0.94",
         )
     if bad := [watts for watts in request.switches_w if not 0 < watts < float("inf")]:
         raise ConfigError(
-            f"the power of a switch is {bad[0]:g} W",
+            f"the power of a switch is {bad[0]:g} W, but must be above 0 and finite",
             where="--switch-watts",
-            fix="write the power of each switch in watts",
+            fix="write the power of each switch in watts, such as --switch-watts 350 350",
         )
     if request.meters and request.scope is Scope.gpus:
-        fix = "use --power node, or leave out --meter"
-        raise ConfigError("--meter measures nodes, but --power is gpus", where="--meter", fix=fix)
+        fix = "set --power node, or remove --meter"
+        raise ConfigError("--meter gives the power of nodes, but --power is gpus", where="--meter", fix=fix)
 
 
 def _metered(paths: Sequence[Path]) -> dict[str, Series]:
@@ -188,12 +188,14 @@ _FIX = "write a CSV file with the columns time_ms (since 1970), node and power_w
 
 
 def _entry_findings(entry: Entry, request: PowerRequest) -> Iterator[Finding]:
-    where = f"{entry.benchmark} on {entry.system}"
+    entry_name = f"{entry.benchmark} on {entry.system}"
     if request.scope is Scope.gpus:
-        yield broken("PCK-06", f"{where}: the package has the power of the GPUs, not of the nodes", where)
+        yield broken("PCK-06", f"{entry_name}: the package has the power of the GPUs, not of the nodes", entry_name)
     nodes = max((_num_nodes(run) or 1 for run in entry.runs), default=1)
     if nodes > 1 and not request.switches_w:
-        yield broken("PCK-09", f"{where}: the runs use {nodes} nodes, but no switch has a power estimate", where)
+        yield broken(
+            "PCK-09", f"{entry_name}: the runs use {nodes} nodes, but no switch has a power estimate", entry_name
+        )
 
 
 def _num_nodes(run: Run) -> int | None:

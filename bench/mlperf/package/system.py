@@ -232,14 +232,16 @@ def read(path: Path) -> dict[str, str]:
         fields = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the system description cannot be read: {error}", where=str(path), fix="give the path of a <system>.json"
+            f"the system description cannot be read: {error}",
+            where=str(path),
+            fix="give the path of a JSON file <system>.json",
         ) from error
     if not isinstance(fields, dict) or (strange := fields.keys() - set(FIELDS)):
-        named = f"unknown fields {sorted(strange)}"[:200] if isinstance(fields, dict) else "not a JSON object"
+        reason = f"unknown fields {sorted(strange)}"[:200] if isinstance(fields, dict) else "not a JSON object"
         raise ConfigError(
-            f"the file is not a system description: {named}",
+            f"the file is not a system description: {reason}",
             where=str(path),
             fix='write a JSON object with fields of MLPerf\'s system description, such as {"cooling": "air"}; '
-            "a package that was written with --force has all fields",
+            "for a file with all fields, pack with --force, and copy the description from the package",
         )
     return text_of(fields)

@@ -16,23 +16,31 @@ K = "cluster.kubernetes"
 Check = Callable[[Subject], object]
 Expected = tuple[Check, str, str, str]
 CASES: dict[str, tuple[dict[str, object], Expected]] = {
-    "image": ({"image": "Not An Image"}, (checks.image, "KUB-15", "'Not An Image' is not a valid image name", "image")),
+    "image": (
+        {"image": "Not An Image"},
+        (checks.image, "KUB-15", "the image is 'Not An Image', which is not a valid image name", "image"),
+    ),
     "no image": ({"image": None}, (checks.image, "KUB-15", "the container image of the pods is not set", "image")),
     "namespace": (
         {"namespace": "Team"},
-        (checks.texts, "KUB-15", "'Team' is not a valid value for namespace", "namespace"),
+        (checks.texts, "KUB-15", "namespace is 'Team', which Kubernetes does not accept", "namespace"),
     ),
     "both": (
         {"data": Volume(claim="a", host_path="/b")},
-        (checks.volumes_of_config, "KUB-15", "the volume data needs either claim or host_path, but not both", "data"),
+        (
+            checks.volumes_of_config,
+            "KUB-15",
+            "the volume data must have exactly one of the keys claim and host_path",
+            "data",
+        ),
     ),
     "claim": (
         {"model": Volume(claim="A b")},
-        (checks.volumes_of_config, "KUB-15", "'A b' is not a valid claim name", "model.claim"),
+        (checks.volumes_of_config, "KUB-15", "the claim is 'A b', which is not a valid name", "model.claim"),
     ),
     "host path": (
         {"results": Volume(host_path="b")},
-        (checks.volumes_of_config, "KUB-15", "'b' is not an absolute path", "results.host_path"),
+        (checks.volumes_of_config, "KUB-15", "host_path is 'b', but must be an absolute path", "results.host_path"),
     ),
     "root": (
         {"run_as_user": 0},
@@ -76,8 +84,16 @@ def test_an_invalid_setting_is_reported(case: str) -> None:
 @pytest.mark.parametrize(
     ("gpu", "resource", "what"),
     [
-        ("mi300x", "nvidia.com/gpu", ["gpu_resource is nvidia.com/gpu, but cluster.gpu is AMD Instinct MI300X"]),
-        ("h200", "amd.com/gpu", ["gpu_resource is amd.com/gpu, but cluster.gpu is NVIDIA H200 SXM 141GB"]),
+        (
+            "mi300x",
+            "nvidia.com/gpu",
+            ["gpu_resource is nvidia.com/gpu, but cluster.gpu is AMD Instinct MI300X, a GPU of another vendor"],
+        ),
+        (
+            "h200",
+            "amd.com/gpu",
+            ["gpu_resource is amd.com/gpu, but cluster.gpu is NVIDIA H200 SXM 141GB, a GPU of another vendor"],
+        ),
         ("mi300x", "amd.com/gpu", []),
         ("h200", "nvidia.com/mig-1g.18gb", []),
         ("h200", "example.com/h200", []),
@@ -113,7 +129,7 @@ def test_each_folder_of_a_run_needs_a_volume() -> None:
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"
-    assert "runs cannot be a path in pods, because it is not absolute, or contains $ or a colon" in [
+    assert "pods cannot use the path runs, because this path is relative, or contains $ or a colon" in [
         one.what for one in findings(checks.volumes_of_config, relative)
     ]
 

@@ -141,7 +141,9 @@ def test_a_missing_kind_is_distinguished_from_a_missing_namespace(
     with pytest.raises(SubmitError) as refused:
         BACKEND.submit(planned(), folder)
     assert refused.value.rule == rule
-    assert refused.value.what == ("the cluster does not have the kind Job (batch/v1)" if rule else message)
+    assert refused.value.what == (
+        "the Kubernetes cluster does not support the kind Job (batch/v1)" if rule else message
+    )
     assert ("to install the operator that provides" in refused.value.fix) is (rule is not None)
 
 
@@ -245,7 +247,7 @@ def test_a_server_that_does_not_answer_is_reported_with_its_address(
     with pytest.raises(NoServerError, match="KUB-12: the API server does not respond: .*refused") as lost:
         client.request("GET", "/version", context="a")
     assert lost.value.where == "http://127.0.0.1:9"
-    with pytest.raises(ConfigError, match="KUB-12: no usable kubeconfig: .*lab"):
+    with pytest.raises(ConfigError, match="KUB-12: the kubeconfig cannot be used: .*lab"):
         client.request("GET", "/version", context="lab")
     assert client.is_available()
     monkeypatch.setenv("KUBECONFIG", f":{tmp_path}/none")
@@ -254,6 +256,6 @@ def test_a_server_that_does_not_answer_is_reported_with_its_address(
     assert client.is_available()
     monkeypatch.setenv("KUBECONFIG", "")
     forgotten()
-    with pytest.raises(ConfigError, match="no usable kubeconfig: Service host/port is not set"):
+    with pytest.raises(ConfigError, match="the kubeconfig cannot be used: Service host/port is not set"):
         client.request("GET", "/version")
     forgotten()

@@ -131,7 +131,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "ConfigMap v1; Service v1",
         [
             broken(
-                *("KUB-06", "the cluster does not have the kind Job (batch/v1)", f"{WHERE}.object"),
+                *("KUB-06", "the Kubernetes cluster does not support the kind Job (batch/v1)", f"{WHERE}.object"),
                 fix="ask the admins to install the operator that provides Job, or set cluster.kubernetes.object=job",
             )
         ],
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         "Service v1; Job batch/v1",
         [
             broken(
-                *("KUB-06", "the cluster does not have the kind ConfigMap (v1)", f"{WHERE}.object"),
+                *("KUB-06", "the Kubernetes cluster does not support the kind ConfigMap (v1)", f"{WHERE}.object"),
                 fix="ask the admins to install the operator that provides ConfigMap, or set "
                 "cluster.kubernetes.object=job",
             )
@@ -234,14 +234,14 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[Finding]]] = {
         [
             broken(
                 "KUB-08",
-                "the claim runstop-results is not bound (Pending); "
-"some storage classes bind a claim only when a pod starts",
+                "the claim runstop-results has the phase Pending, not Bound; "
+"some storage classes bind only when a pod starts",
                 "storage class None",
                 severity="warning",
             ),
             broken(
                 "KUB-08",
-                "the run has several nodes, but the claim runstop-data can be mounted on only one (ReadWriteOnce)",
+                "the run has several nodes, but only one node can mount the claim runstop-data (ReadWriteOnce)",
                 f"{WHERE}: results, data, model",
             ),
             broken("KUB-08", "PersistentVolumeClaim runstop-model does not exist", "namespace team"),
@@ -273,7 +273,7 @@ def test_a_quota_of_a_resource_that_pods_do_not_request_is_reported(look: Look) 
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.namespace=team"])
     results = look(server(**{f"GET {NAMESPACE}/resourcequotas": {"items": [hard]}}), plan)
     problems = [(one.severity, one.what, one.fix) for one in results["quota"].findings]
-    what = "the pods do not set {0}, which the quota of {1} requires unless a LimitRange sets a default"
+    what = "the pods do not set {0}, but the quota of {1} needs {0} from pods or a LimitRange"
     assert problems == [
         ("warning", what.format("memory", "limits.memory"), f"set {WHERE}.resources.memory"),
         ("warning", what.format("cpu", "requests.cpu"), f"set {WHERE}.resources.cpu"),
@@ -291,10 +291,26 @@ def test_the_pod_security_level_of_the_namespace_is_compared_with_the_pods(level
 
 
 UNKNOWN = {
-    f"GET {NAMESPACE}": (refusal(403, "Forbidden", "no"), "Pod Security level", "namespace: no"),
-    "GET /api/v1/nodes": (refusal(403, "Forbidden", "may not list nodes"), "nodes", "nodes: may not list nodes"),
-    "GET /apis/batch/v1": (refusal(401, "Unauthorized", "who?"), "object kinds", "kind Job: who?"),
-    f"GET {NAMESPACE}/resourcequotas": (refusal(500, "", ""), "quota", "quota: HTTP 500"),
+    f"GET {NAMESPACE}": (
+        refusal(403, "Forbidden", "no"),
+        "Pod Security level",
+        "the API server refuses the query 'namespace': no",
+    ),
+    "GET /api/v1/nodes": (
+        refusal(403, "Forbidden", "may not list nodes"),
+        "nodes",
+        "the API server refuses the query 'nodes': may not list nodes",
+    ),
+    "GET /apis/batch/v1": (
+        refusal(401, "Unauthorized", "who?"),
+        "object kinds",
+        "the API server refuses the query 'kind Job': who?",
+    ),
+    f"GET {NAMESPACE}/resourcequotas": (
+        refusal(500, "", ""),
+        "quota",
+        "the API server refuses the query 'quota': HTTP 500",
+    ),
     f"{CLAIM}data": (DOWN, "claims", "the API server does not respond: refused"),
 }
 

@@ -282,12 +282,11 @@ def test_nodes_must_share_files_that_several_of_them_write() -> None:
     two = [shares, alone, Other(2, "rig2", True), Other(3, "rig3", False)]
     for fine in (Others(plan, two), Others(saving, [shares]), Others(saving, [])):
         lead.require_shared(cast(Nodes, fine))
-    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 cannot access it\n  where: task\.tr"
+    message = r"HST-09: all nodes write checkpoints .*, but rig1, rig3 cannot access this folder\n  where: task\.tr"
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(saving, two)))
-    message = (
-        "HST-09: rank 0 runs on rig0 and cannot write the log: .*\n  where: LOGDIR\n  fix:   start the run on rig0"
-    )
+    message = "HST-09: rank 0 cannot write the log, because the host of rank 0, rig0, cannot access "
+    message += "the run folder\n  where: LOGDIR\n  fix:   start the run on rig0"
     with pytest.raises(ConfigError, match=message):
         lead.require_shared(cast(Nodes, Others(plan, [alone, Other(0, "rig0", False)])))
 
@@ -301,7 +300,7 @@ def test_prepared_files_must_exist_on_every_node(tmp_path: Path) -> None:
     assert checked == [1]
     every[1].has = lambda path: "/model" not in path
     missing = rf"{re.escape(str(tmp_path))}/model/\S+"
-    message = rf"HST-10: {missing} was prepared, but is missing on the host rig2\n  where: DATADIR, MODEL"
+    message = rf"HST-10: {missing} was prepared, but does not exist on the host rig2\n  where: DATADIR, MODEL"
     with pytest.raises(ConfigError, match=message):
         lead.require_prepared(cast(Nodes, Others(plan, every)))
 

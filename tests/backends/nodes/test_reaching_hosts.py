@@ -168,7 +168,7 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
     monkeypatch.setenv("SHARED", "false")
     plan = on("rig0", HERE)
     opening = ssh.SshBackend().nodes(plan, at(tmp_path / "run", plan))
-    with pytest.raises(ConfigError, match="HST-09: rank 0 runs on rig0 and cannot write the log"):
+    with pytest.raises(ConfigError, match="HST-09: rank 0 cannot write the log, because the host of rank 0, rig0,"):
         opening.__enter__()
     assert notes().count("shutdown rig0") == 1, "it is shut down"
 
@@ -181,7 +181,7 @@ def test_a_first_host_without_access_to_the_run_folder_is_refused(
         (
             'echo \'{"kind": "ready"}\'; cat >/dev/null',
             None,
-            "the message 'ready' has arrived instead of join",
+            "this node expects the message join, but received 'ready'",
             "read ",
         ),
         ("exit 3", None, "the connection was closed", "read "),
@@ -205,7 +205,7 @@ def test_a_host_that_does_not_start_is_reported_with_its_error(
         opening.__enter__()
     errors = run / run_files.host_errors("rig1")
     assert (error.value.rule, error.value.where) == (rule, "cluster.hosts: rig1")
-    assert error.value.what.startswith(f"rig1: {what}"), error.value.what
+    assert error.value.what.startswith(f"the host rig1 did not join the run: {what}"), error.value.what
     assert error.value.fix == (RULES[rule].fix if rule else f"{fix}{errors}")
     assert [process.poll() is not None for process in ended] == [True, True] and "shutdown rig0" in notes()
 
@@ -248,8 +248,11 @@ def test_every_host_is_checked_for_starting_ranks(
     good, refused, silent, local = ssh.reached(backend.subject(plan, "login"))
     assert (good, local) == ("rig0", "localhost")
     assert isinstance(refused, Finding) and isinstance(silent, Finding)
-    assert (refused.rule, refused.what) == ("HST-04", "no-key: me@no-key: Permission denied (publickey).")
-    assert (silent.rule, silent.what) == ("HST-07", "silent: exit code 9")
+    assert (refused.rule, refused.what) == (
+        "HST-04",
+        "the host no-key cannot start ranks: me@no-key: Permission denied (publickey).",
+    )
+    assert (silent.rule, silent.what) == ("HST-07", "the host silent cannot start ranks: exit code 9")
     assert [each.fix for each in (refused, silent)] == [RULES[rule].fix for rule in ("HST-04", "HST-07")]
     assert refused.where == "cluster.hosts" and refused.severity == "error"
     packages = "psutil numpy torch megatron.core"
@@ -266,7 +269,7 @@ def test_every_host_is_checked_for_starting_ranks(
     (tmp_path / "bin/podman").chmod(0o755)
     outcomes = list(ssh.reached(backend.subject(contained, "login")))
     assert [each.what for each in outcomes if isinstance(each, Finding)] == [
-        f"{name}: exit code 5" for name in ("localhost", "rig1")
+        f"the host {name} cannot start ranks: exit code 5" for name in ("localhost", "rig1")
     ]
     assert notes().count("podman version") == 2
 

@@ -111,9 +111,9 @@ def test_an_old_version_and_small_nodes_are_found(dashboard: Dashboard) -> None:
     dashboard.nodes = [node(CPU=2.0), node("DEAD", CPU=2.0), node(CPU=1.0)]
     results = looked(planned(), "login")
     assert results["nodes"].seen == "2 nodes, 1 of them with CPU: 2"
-    fix = "lower cluster.num_nodes, ranks_per_node or ray.cpus_per_node, or add nodes; if an autoscaler adds nodes on "
-    fix += "demand, set launch.force=true"
-    ray = "if jobs are refused: pip install 'ray[default]==2.9.0'"
+    fix = "add nodes, or lower cluster.num_nodes, cluster.ranks_per_node or cluster.ray.cpus_per_node; "
+    fix += "if an autoscaler adds nodes on demand, set launch.force=true"
+    ray = "if Ray refuses jobs, run on this machine: pip install 'ray[default]==2.9.0'"
     what = "the cluster has Ray 2.9.0, but this machine has Ray 2.60.1"
     assert findings(results) == {
         "version": [broken("RAY-02", what, ADDRESS, fix=ray, severity="warning")],
@@ -130,17 +130,19 @@ def test_an_old_version_and_small_nodes_are_found(dashboard: Dashboard) -> None:
 
 def test_without_an_address_no_cluster_is_queried(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = planned("cluster.ray.address=null")
-    assert [one.unknown for one in looked(nowhere, "login").values()] == ["no address of a Ray cluster is set"] * 3
+    assert [one.unknown for one in looked(nowhere, "login").values()] == [
+        "the address of the Ray cluster is not set"
+    ] * 3
     (results,) = findings(looked(nowhere, "laptop"))["cluster address"]
     assert (results.rule, results.what, results.where) == (
         "RAY-01",
-        "no address of a Ray cluster is set",
+        "the address of the Ray cluster is not set",
         "cluster.ray.address",
     )
     assert results.fix.startswith("set cluster.ray.address=http://HEAD:8265, or export")
     (odd,) = findings(looked(planned("cluster.ray.address=head:8265"), "laptop"))["cluster address"]
     assert (odd.what, odd.fix) == (
-        "'head:8265' is not a valid dashboard address",
+        "'head:8265' is not a valid address of a Ray dashboard",
         "set cluster.ray.address=http://HEAD:8265",
     )
     assert dashboard.requests == []
@@ -161,17 +163,20 @@ def test_unsupported_settings_are_refused(dashboard: Dashboard, monkeypatch: pyt
     secret, unset = results["passed environment variables"]
     assert (secret.rule, secret.where) == ("CFG-07", "cluster.ray.environment")
     assert (
-        "contains a secret that Ray's dashboard would show" in secret.what
+        "which Ray's dashboard would show" in secret.what
         and "MY_PASSWORD" in secret.what
         and "horse" not in str(secret)
     )
     assert unset == broken(
-        "CFG-06", "A is not set", secret.where, fix="export A=…, or remove A from cluster.ray.environment"
+        "CFG-06",
+        "the environment variable A is not set",
+        secret.where,
+        fix="export A=…, or remove A from cluster.ray.environment",
     )
     assert results["no job array"] == [
         broken(
             *("CFG-09", "the Ray backend does not support job arrays", "launch.array"),
-            fix="set launch.array=false: then the trials run one after another on the same nodes",
+            fix="set launch.array=false, so that the trials run one after another on the same nodes",
         )
     ]
     with pytest.raises(ConfigError, match="CFG-06: the environment variable A is not set"):
@@ -190,7 +195,7 @@ def test_a_kuberay_cluster_has_a_manifest_and_is_not_queried(dashboard: Dashboar
     ]
     (finding,) = findings(results)["manifest"]
     assert (finding.rule, finding.where) == ("RAY-10", "cluster.ray.kuberay")
-    assert finding.what == "a run cannot be submitted to KubeRay by `launch`"
+    assert finding.what == "`runstop launch` cannot submit a run to KubeRay"
     assert [*BACKEND.differences(subject.script, plan_kinds.dumps(plan))] == []
     assert [*BACKEND.differences(subject.script, "{}")] == [
         "the plan in the manifest differs from the plan.json of the run"
@@ -237,7 +242,7 @@ def test_options_for_sbatch_are_refused(dashboard: Dashboard, tmp_path: Path) ->
     ("stops", "message", "fix"),
     [
         (False, "the job has already ended", "run `runstop runs` to see how the job ended"),
-        (RuntimeError("\n no such job\nTraceback"), "no such job", "ray job stop a"),
+        (RuntimeError("\n no such job\nTraceback"), "Ray cannot stop the job: no such job", "ray job stop a"),
     ],
 )
 def test_a_job_that_cannot_be_stopped_is_an_error(

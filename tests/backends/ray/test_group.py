@@ -143,7 +143,10 @@ def test_a_job_that_waits_for_nodes_reports_it_once_and_fails_after_the_timeout(
         "max_restarts": 0,
     }
     lost, ray, lines = reserve(Ray(ready_s=199.0), planned("cluster.ray.placement_timeout_min=2"))
-    assert (lost.rule, str(lost)) == ("RAY-03", f"RAY-03: the nodes were not free within 121 s; the run needs {words}")
+    assert (lost.rule, str(lost)) == (
+        "RAY-03",
+        f"RAY-03: Ray did not reserve the nodes within 121 s; the run needs {words}",
+    )
     assert lines.count("checked") == 121 and [kind for kind, _ in ray.requests[1:]] == ["removed"]
 
 

@@ -268,7 +268,9 @@ def test_a_folder_name_with_special_characters_is_quoted_in_the_entrypoint(clust
 
 def test_a_cluster_without_an_address_is_refused_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    with pytest.raises(ConfigError, match="RAY-01: no address of a Ray cluster(.|\n)*RAY_API_SERVER_ADDRESS"):
+    with pytest.raises(
+        ConfigError, match="RAY-01: the address of the Ray cluster is not set(.|\n)*RAY_API_SERVER_ADDRESS"
+    ):
         request.address(planned())
 
 

@@ -115,7 +115,7 @@ def test_an_unreachable_controller_is_an_error(stub: Stub) -> None:
 
 
 def test_a_command_that_is_missing_or_slow_is_an_error(stub: Stub) -> None:
-    with pytest.raises(SubmitError, match="cannot start sinfo: No such file"):
+    with pytest.raises(SubmitError, match="the program sinfo cannot be started: No such file"):
         client.run(["sinfo"])
     stub("sinfo", also="exec sleep 30")
     with pytest.raises(SubmitError, match=r"sinfo did not answer within 0\.2 s"):

@@ -198,7 +198,7 @@ def test_the_status_that_bash_writes_is_readable(tmp_path: Path) -> None:
 
 def test_a_run_on_this_machine_has_no_script() -> None:
     plan = compose.compose(["task=lora_tiny", "cluster=local"])
-    with pytest.raises(ConfigError, match="there is no script, because") as refused:
+    with pytest.raises(ConfigError, match="this cluster has no job script, because") as refused:
         backends.for_plan(plan).render(plan)
     assert refused.value.where == "cluster=local" and "cluster=dgx1" in refused.value.fix
 
