@@ -48,8 +48,10 @@ def columns_of(names: Collection[str], columns: Columns) -> tuple[str, ...]:
     alpaca = (columns.instruction, columns.output)
     if columns.messages is None and all(name in names for name in alpaca):
         return (*alpaca, columns.input) if columns.input in names else alpaca
-    expected = columns.messages or f"{', '.join(MESSAGE_COLUMNS)}, or {' and '.join(alpaca)}"
-    raise ValueError(f"column {expected} is missing; the columns are {', '.join(map(str, names)) or 'none'}")
+    expected_columns = columns.messages or f"{' or '.join(MESSAGE_COLUMNS)}, or columns {' and '.join(alpaca)}"
+    raise ValueError(
+        f"a record must have a column {expected_columns}, but has the columns {', '.join(map(str, names)) or 'none'}"
+    )
 
 
 def conversation(record: Any, columns: Columns) -> Conversation:
@@ -59,16 +61,16 @@ def conversation(record: Any, columns: Columns) -> Conversation:
         ValueError: the record has another layout; the text says what is wrong.
     """
     if not isinstance(record, dict):
-        raise ValueError(f"expected a record (JSON object), got {type(record).__name__}")
-    first, *others = columns_of(record, columns)
-    if first == columns.instruction and columns.output in others:
+        raise ValueError(f"a record must be a JSON object, but this record has the type {type(record).__name__}")
+    turns_column, *others = columns_of(record, columns)
+    if turns_column == columns.instruction and columns.output in others:
         return Conversation(_of_instruction(record, columns), None)
-    turns = _decoded(record[first])
+    turns = _decoded(record[turns_column])
     if not isinstance(turns, list):
-        raise ValueError(f"column {first} is {type(turns).__name__}, not a list of turns")
+        raise ValueError(f"column {turns_column} must be a list of turns, but has the type {type(turns).__name__}")
     tools = _decoded(record.get(columns.tools))
     if tools is not None and not isinstance(tools, list):
-        raise ValueError(f"column {columns.tools} is {type(tools).__name__}, not a list of functions")
+        raise ValueError(f"column {columns.tools} must be a list of functions, but has the type {type(tools).__name__}")
     return Conversation([_turn(turn, number) for number, turn in enumerate(turns, 1)], _without_null(tools) or None)
 
 
@@ -85,9 +87,9 @@ def _decoded(value: Any) -> Any:
 def _of_instruction(record: dict[str, Any], columns: Columns) -> list[dict[str, Any]]:
     """Return the two turns of an Alpaca record: instruction and input are one question, with a blank line between."""
     texts = {name: record.get(name) for name in (columns.instruction, columns.input, columns.output)}
-    for name, text in texts.items():
-        if not isinstance(text, str) and not (text is None and name == columns.input):
-            raise ValueError(f"column {name} is {type(text).__name__}, not text")
+    for column, text in texts.items():
+        if not isinstance(text, str) and not (text is None and column == columns.input):
+            raise ValueError(f"column {column} must be text, but has the type {type(text).__name__}")
     instruction, more, output = texts.values()
     question = f"{instruction}\n\n{more}" if more and more.strip() else instruction
     return [{"role": "user", "content": question}, {"role": "assistant", "content": output}]
@@ -95,27 +97,29 @@ def _of_instruction(record: dict[str, Any], columns: Columns) -> list[dict[str, 
 
 def _turn(raw: Any, number: int) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise ValueError(f"turn {number} is {type(raw).__name__}, not an object with role and content")
+        raise ValueError(
+            f"turn {number} must be an object with role and content, but has the type {type(raw).__name__}"
+        )
     turn: dict[str, Any] = _without_null(raw)
     if "role" not in turn and "from" in turn:
         turn = {"role": SHAREGPT_ROLES.get(str(turn["from"]), turn["from"]), "content": turn.get("value")}
     role, content = turn.get("role"), turn.get("content")
     if role not in ROLES:
-        raise ValueError(f"turn {number} has the role {role!r:.40}, but the roles are {', '.join(ROLES)}")
+        raise ValueError(f"turn {number} has the role {role!r:.40}, but must have one of the roles {', '.join(ROLES)}")
     if isinstance(content, list):
         content = _joined(content, number)
     if content is None and turn.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
-        raise ValueError(f"the content of turn {number} is {type(content).__name__}, not text")
+        raise ValueError(f"the content of turn {number} must be text, but has the type {type(content).__name__}")
     return turn | {"content": content}
 
 
 def _joined(parts: list[Any], number: int) -> str:
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ValueError(f"turn {number} has a part of type {kind!r:.40}, but only text is supported")
+            part_type = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ValueError(f"turn {number} has a part of type {part_type!r:.40}, but only text is supported")
     return "".join(part["text"] for part in parts)
 
 
@@ -130,7 +134,7 @@ def columns_fix(columns: Columns) -> str:
     """Return the fix for records in another layout."""
     return (
         "write records with messages: [{role, content}, …], conversations: [{from, value}, …], or instruction, input "
-        f"and output; for other column names set data.columns.messages (now {columns.messages or 'null'}), "
+        f"and output; or, for other column names, set data.columns.messages (now {columns.messages or 'null'}), "
         "data.columns.instruction, data.columns.input and data.columns.output"
     )
 
@@ -164,12 +168,12 @@ def templates(tokenizer: Path, file: str | None) -> dict[str, str]:
     if isinstance(listed, list):
         by_name |= {str(one["name"]): str(one["template"]) for one in listed if _is_named(one)}
     if DEFAULT not in by_name:
-        others = f"; it has only {', '.join(sorted(by_name))}" if by_name else ""
+        only_these = f" with the name {DEFAULT}, but only {', '.join(sorted(by_name))}" if by_name else ""
         raise ConfigError(
-            f"the tokenizer has no chat template{others}",
+            f"the tokenizer has no chat template{only_these}",
             where=str(folder / TOKENIZER_CONFIG),
-            fix=f"set data.chat_template to a Jinja file; or copy {TEMPLATE_FILE} to this folder from the chat model "
-            "that has this tokenizer",
+            fix=f"set data.chat_template to a Jinja file, or copy {TEMPLATE_FILE} into this folder from the chat model "
+            "with the same tokenizer",
             rule="CFG-06",
         )
     return by_name

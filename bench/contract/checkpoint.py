@@ -124,28 +124,33 @@ def require(folder: Path, config: Config) -> None:
     if precision is Stored.plain or precision is preferred(config):
         return
     if config.task.generation is not None:
-        takes = "precision=fp8" if precision is Stored.fp8 else "task.generation.nf4=true"
+        needed_setting = "precision=fp8" if precision is Stored.fp8 else "task.generation.nf4=true"
         raise ConfigError(
-            f"the weights are in {precision.name.upper()}, but the task needs {preferred(config).name.upper()}",
+            f"the weights are stored in {precision.name.upper()}, but the task needs {_WEIGHTS[preferred(config)]}",
             where=str(folder),
-            fix=f"set {takes}, or set MODEL to weights that were converted without --{precision.name}",
+            fix=f"set {needed_setting}, or set MODEL to weights that were converted without --{precision.name}",
         )
     trains = config.training.trains
-    what = (
-        f"precision is {config.precision.name}" if precision is Stored.fp8 else f"task.training.trains is {trains.name}"
-    )
+    conflict = f"task.training.trains={trains.name} cannot use 4-bit weights"
+    if precision is Stored.fp8:
+        conflict = f"precision={config.precision.name} cannot use FP8 weights"
     if precision is Stored.fp8 and trains is Trains.qlora:
-        what = "4-bit weights cannot be converted from FP8"
+        conflict = "task.training.trains=qlora needs 4-bit weights, which cannot be converted from FP8"
     elif precision is Stored.fp8 and trains is Trains.all:
-        what = "task.training.trains is all, and only frozen weights may be in FP8"
+        conflict = "task.training.trains=all trains all weights, and only frozen weights may be in FP8"
     raise ConfigError(
-        f"the weights are in {precision.name.upper()}, but {what}",
+        f"the weights are stored in {precision.name.upper()}, but {conflict}",
         where=str(folder),
-        fix=f"set {_TAKES[precision]}, or set MODEL to weights that were converted without --{precision.name}",
+        fix=f"set {_NEEDED_SETTINGS[precision]}, or set MODEL to weights that were converted without "
+        f"--{precision.name}",
     )
 
 
-_TAKES = {Stored.fp8: "precision=fp8 with task.training.trains=lora", Stored.nf4: "task.training.trains=qlora"}
+_WEIGHTS = {Stored.plain: "unquantised weights", Stored.fp8: "FP8 weights", Stored.nf4: "4-bit weights (NF4)"}
+_NEEDED_SETTINGS = {
+    Stored.fp8: "precision=fp8 with task.training.trains=lora",
+    Stored.nf4: "task.training.trains=qlora",
+}
 
 
 def model_of(model: Model) -> dict[str, Any]:
@@ -168,16 +173,16 @@ def require_model(folder: Path, model: Model) -> None:
     """
     try:
         converted = LATER_FIELDS | manifest(folder)["model"]
-        wrong = [
-            f"{name} {converted[name]} instead of {expected}"
+        differences = [
+            f"{name} is {converted[name]} instead of {expected}"
             for name, expected in (LATER_FIELDS | model_of(model)).items()
             if _of_weights(converted[name]) != expected
         ]
     except (KeyError, TypeError):
         return
-    if wrong:
+    if differences:
         raise ConfigError(
-            f"the weights do not match model {model.name}: {', '.join(wrong)}",
+            f"the weights do not match the model {model.name}: {', '.join(differences)}",
             where=str(folder),
             fix=f"set model= to the model of these weights, or convert the weights of {model.name}",
         )

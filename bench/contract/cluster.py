@@ -261,9 +261,9 @@ def require_distinct(hosts: list[str]) -> list[Host]:
     names = [host.name for host in every]
     if len(set(names)) < len(names):
         raise ConfigError(
-            f"the list of hosts contains a host twice: {', '.join(names)}",
+            f"the list of hosts contains a host more than once: {', '.join(names)}",
             where="cluster.hosts",
-            fix="list every host only once",
+            fix="list each host only once",
         )
     return every
 
@@ -272,18 +272,22 @@ def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> No
     """Raise ConfigError unless there is one distinct host per node, each with ranks_per_node GPUs."""
     every = require_distinct(hosts)
     if len(every) != num_nodes:
-        what = f"{len(every)} hosts are listed, but cluster.num_nodes is {num_nodes}"
         raise ConfigError(
-            what, where="cluster.hosts", fix=f"set cluster.num_nodes={len(every)}, or list {num_nodes} hosts"
+            f"cluster.hosts lists {len(every)} hosts, but cluster.num_nodes is {num_nodes}",
+            where="cluster.hosts",
+            fix=f"set cluster.num_nodes={len(every)}, or list {num_nodes} hosts",
         )
     for host in every:
         if host.num_ranks is not None and host.num_ranks != ranks_per_node:
             counts = {other.num_ranks for other in every}
-            same = f"set cluster.ranks_per_node={host.num_ranks}"
-            fix = same if len(counts) == 1 else "give every host the same number of GPUs"
-            num_gpus = f"{host.groups} x {host.group_size}"
-            what = f"{host.name} has {num_gpus} GPUs, but cluster.ranks_per_node is {ranks_per_node}"
-            raise ConfigError(what, where="cluster.hosts", fix=fix)
+            raise ConfigError(
+                f"host {host.name} has {host.groups} x {host.group_size} GPUs, but cluster.ranks_per_node is "
+                f"{ranks_per_node}",
+                where="cluster.hosts",
+                fix=f"set cluster.ranks_per_node={host.num_ranks}"
+                if len(counts) == 1
+                else "give every host the same number of GPUs",
+            )
 
 
 @dataclass(slots=True, kw_only=True)

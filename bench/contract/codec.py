@@ -69,7 +69,7 @@ def _typed(kind: Any, value: Any) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise ValueError(f"expected float, got an integer that is too large: {value.bit_length()} bits") from error
+            raise ValueError(f"an integer of {value.bit_length()} bits is too large for a float") from error
     if origin is None and kind in (int, str, bool, float) and type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value

@@ -136,7 +136,7 @@ class Data:
         """
         if self.train_rows is None:
             raise ConfigError(
-                f"the training rows of {self.name} were not counted",
+                f"the number of training rows of {self.name} is unknown, because the rows were not counted",
                 where="data.train_rows",
                 fix="run `runstop prepare` with the same settings, or set data.train_rows to a number",
                 rule="CFG-06",

@@ -102,19 +102,20 @@ def find(root: Path, data: Data) -> list[Path]:
         raise ConfigError(
             f"no file of {data.name} matches data.files={pattern}",
             where=str(place),
-            fix=f"set data.files to a file, a folder or a glob of {' or '.join(suffixes)} files; a relative path is "
-            "below DATADIR",
+            fix=f"set data.files to a file, a folder or a glob of {' or '.join(suffixes)} files; write the path "
+            "relative to DATADIR, or absolute",
             rule="CFG-06",
         )
     for path in files:
         if path.stat().st_size == 0:
             raise ConfigError("the file is empty", where=str(path), fix="copy the file again", rule="CFG-06")
         if not path.name.endswith(suffixes):
-            what, fix = (
+            raise ConfigError(
                 f"data.source={data.source.name} reads only files whose name ends in {' or '.join(suffixes)}",
-                f"set data.files to files that end in {' or '.join(suffixes)}",
+                where=str(path),
+                fix=f"set data.files to files that end in {' or '.join(suffixes)}",
+                rule="CFG-06",
             )
-            raise ConfigError(what, where=str(path), fix=fix, rule="CFG-06")
     return files
 
 
@@ -157,7 +158,7 @@ def find_tokenizer(place: Path) -> Path:
         f"there is no {TOKENIZER} and no {SENTENCEPIECE} at this path",
         where=str(place),
         fix=f"set MODEL to a folder with {TOKENIZER} (or {SENTENCEPIECE}) and {TOKENIZER_CONFIG}, or set "
-        "data.tokenizer to such a file",
+        f"data.tokenizer to a {TOKENIZER} or {SENTENCEPIECE}",
         rule="CFG-06",
     )
 
@@ -205,7 +206,7 @@ def num_ids(tokenizer: Path) -> int:
         added = [token["id"] for token in content.get("added_tokens") or []]
         return int(max([largest, *added])) + 1
     except (KeyError, TypeError, AttributeError) as error:
-        raise bad_tokenizer(tokenizer, "it lacks the vocabulary of a tokenizer.json") from error
+        raise bad_tokenizer(tokenizer, "the file has no valid vocabulary (model.vocab, added_tokens)") from error
     except (OSError, ValueError, RecursionError) as error:
         raise bad_tokenizer(tokenizer, error) from error
 
@@ -250,14 +251,14 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path, data
     """Raise ConfigError if rows were prepared with another tokenizer or chat template; `used` is in their manifest."""
     if atomic_files.sha256(tokenizer) != used.get("sha256"):
         raise ConfigError(
-            f"the prepared rows are from the tokenizer {used.get('file')}, which is not the tokenizer of this run",
+            f"the rows were prepared with the tokenizer {used.get('file')}, but this run has another tokenizer",
             where=f"{rows}, {tokenizer}",
             fix="set data.tokenizer to the tokenizer of the prepared rows, or delete the folder of the prepared rows",
             rule="CFG-06",
         )
     if used.get("chat_template") != template_sha256(data, tokenizer):
         raise ConfigError(
-            "the chat template of the prepared rows differs from the chat template of this run",
+            "the rows were prepared with another chat template than the chat template of this run",
             where=f"{rows}, {data.chat_template or tokenizer.parent}",
             fix="restore the chat template of the prepared rows, or delete the folder of the prepared rows",
             rule="CFG-06",
@@ -310,7 +311,7 @@ def columns_in_file(names: list[str], data: Data) -> tuple[str, ...]:
     if data.source is DataSource.chat:
         return chat.columns_of(names, data.named_columns)
     if missing := [name for name in columns_of(data) if name not in names]:
-        raise ValueError(f"column {', '.join(missing)} is missing; the columns are {', '.join(names)}")
+        raise ValueError(f"the file has no column {', '.join(missing)}, but only the columns {', '.join(names)}")
     return columns_of(data)
 
 
@@ -328,14 +329,14 @@ def _with_our_columns(record: Any, source: DataSource) -> Any:
 def check_record(record: Any, columns: tuple[str, ...]) -> str | None:
     """Return the problem of a record; None if every column is a text."""
     if not isinstance(record, dict):
-        return f"expected a record (JSON object), got {type(record).__name__}"
+        return f"a record must be a JSON object, but this record has the type {type(record).__name__}"
     for name in columns:
         if name not in record:
-            return f"column {name} is missing; the columns are {', '.join(map(str, record)) or 'none'}"
+            return f"a record must have a column {name}, but has the columns {', '.join(map(str, record)) or 'none'}"
         if not isinstance(record[name], str):
-            return f"column {name} is {type(record[name]).__name__}, not text"
-        if wrong := broken_text(record[name]):
-            return f"{name} {wrong}"
+            return f"column {name} must be text, but has the type {type(record[name]).__name__}"
+        if problem := broken_text(record[name]):
+            return f"column {name} {problem}"
     return None
 
 

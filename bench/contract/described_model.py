@@ -134,14 +134,14 @@ def require_same(config: Mapping[str, Any], described: Described, *, where: str)
     """
     planned = json.loads(described.config_json)
     keys = sorted({*planned, *config} - {*NOT_COMPARED})
-    if wrong := [
+    if differences := [
         f"{key} is {config.get(key)}, but {planned.get(key)} in the plan"
         for key in keys
         if config.get(key) != planned.get(key)
     ]:
         raise ConfigError(
-            f"config.json differs from the plan: {'; '.join(wrong[:3])}",
+            f"config.json differs from the plan: {'; '.join(differences[:3])}",
             where=where,
-            fix="set MODEL to the folder of the plan, or start a new run",
+            fix="set MODEL to the folder of the model that was planned, or start a new run with this folder",
             rule="CFG-06",
         )

@@ -73,30 +73,28 @@ def tensors(folder: Path) -> dict[str, Stored]:
     if (folder / INDEX).exists():
         index = _json(folder / INDEX).get("weight_map", {})
         if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
-            raise _damaged(folder / INDEX, "its weight_map does not list a file of this folder for each tensor")
+            raise _damaged(folder / INDEX, "weight_map must name a file of this folder for each tensor")
     elif not (folder / SINGLE).exists():
         raise MissingWeightsError(
             "the folder contains no *.safetensors",
             where=str(folder / INDEX),
-            fix="download the model's *.safetensors and their index; pickled *.bin weights are not supported. "
-            "Without weights, set model.weights=random to measure only speed",
+            fix="download the model's *.safetensors and their index, because pickled *.bin weights are not supported; "
+            "or, to measure only speed, set model.weights=random",
             rule="CFG-06",
         )
     files = sorted(set(index.values())) if index is not None else [SINGLE]
     if missing := [file for file in files if not (folder / file).is_file()]:
         raise MissingWeightsError(
-            f"{len(missing)} of {len(files)} files of the model are missing, such as {missing[0]}",
+            f"{len(missing)} of {len(files)} files of the model are missing, for example {missing[0]}",
             where=str(folder),
-            fix="download the model's *.safetensors again; pickled *.bin weights are not supported",
+            fix="download the model's *.safetensors again, because pickled *.bin weights are not supported",
             rule="CFG-06",
         )
     stored_tensors: dict[str, Stored] = {}
     for file in files:
         for name, stored in _header(folder / file).items():
             if name in stored_tensors:
-                raise _damaged(
-                    folder / file, f"the tensor {name} is in two files, this file and {stored_tensors[name].file}"
-                )
+                raise _damaged(folder / file, f"the tensor {name} is also in the file {stored_tensors[name].file}")
             stored_tensors[name] = stored
     for name, file in (index or {}).items():
         if name not in stored_tensors or stored_tensors[name].file != file:
@@ -132,7 +130,7 @@ def _check_number(stored: dict[str, Stored], model: Model, described: Described,
     is_more = total > described.parameters + copies + MOST_TABLES * model.num_layers and not described.ignores_tensors
     if total < described.parameters or is_more:
         raise ConfigError(
-            f"the weights in the folder have {total:,} numbers, but the model in config.json has "
+            f"the weight files contain {total:,} numbers, but the model in config.json has "
             f"{described.parameters:,} parameters",
             where=where,
             fix="download the weights again, or correct config.json",
@@ -165,9 +163,9 @@ def check_tensors(stored: dict[str, Stored], units: Iterable[Unit], *, where: st
         (shapes, "have another shape"),
     ):
         if wrong:
-            some = ", ".join([*wrong[:3], *("…" for _ in wrong[3:4])])
+            examples = ", ".join([*wrong[:3], *("…" for _ in wrong[3:4])])
             raise ConfigError(
-                f"{len(wrong)} of {len(wanted)} tensors {problem}: {some}",
+                f"{len(wrong)} of {len(wanted)} tensors {problem}: {examples}",
                 where=where,
                 fix="set model= to the model of these weights, or download the weights again",
                 rule="CFG-06",
@@ -179,9 +177,10 @@ def check_dtypes(stored: dict[str, Stored], *, where: str) -> None:
     """Refuse tensors that the conversion cannot read, or of different dtypes."""
     if len(dtypes := {one.dtype for one in stored.values()}) != 1 or not dtypes <= DTYPE_BYTES.keys():
         raise ConfigError(
-            f"the tensors have unsupported or different dtypes: {', '.join(sorted(dtypes))}",
+            f"the tensors have the dtypes {', '.join(sorted(dtypes))}, but all tensors must have the same supported "
+            "dtype",
             where=where,
-            fix=f"use weights in one of the dtypes {', '.join(DTYPE_BYTES)}",
+            fix=f"set MODEL to weights in which all tensors have one of the dtypes {', '.join(DTYPE_BYTES)}",
             rule="CFG-06",
         )
 
@@ -195,27 +194,29 @@ def _header(path: Path) -> dict[str, Stored]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > LONGEST_HEADER:
-                raise ValueError("it has no header")
+                raise ValueError("the file has no header")
             entries = json.loads(file.read(length))
         entries.pop("__metadata__", None)
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        size = path.stat().st_size
-        if size != 8 + length + end:
-            raise ValueError(f"it has {size:,} bytes instead of {8 + length + end:,}")
+        size, expected_size = path.stat().st_size, 8 + length + end
+        if size != expected_size:
+            raise ValueError(f"the file has {size:,} bytes instead of {expected_size:,}")
         return {
             name: Stored(path.name, tuple(map(int, entry["shape"])), str(entry["dtype"]))
             for name, entry in entries.items()
         }
     except OSError as error:
-        fix = "check that the file system works, and that this user has read permission for the file"
         raise ConfigError(
-            f"a shard cannot be read: {error.strerror or error}", where=str(path), fix=fix, rule="CFG-06"
+            f"a file of the weights cannot be read: {error.strerror or error}",
+            where=str(path),
+            fix="check that the file system works, and that this user has read permission for the file",
+            rule="CFG-06",
         ) from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"a shard cannot be read: {error}",
+            f"a file of the weights is incomplete or damaged: {error}",
             where=str(path),
-            fix="download this file again, because it is incomplete or damaged",
+            fix="download this file again",
             rule="CFG-06",
         ) from error
 

@@ -19,7 +19,10 @@ HEADER_BYTES = len(MAGIC) + _FIXED.size
 _VERSION = 1
 TOKENS = {1: ("uint8", 1), 2: ("int8", 1), 3: ("int16", 2), 4: ("int32", 4), 5: ("int64", 8), 8: ("uint16", 2)}
 """By code: the type of a token and its bytes. Codes 6 and 7 are floats, which are not tokens."""
-FIX = "copy or download the .bin and .idx files again; data.files and data.eval_files are their names below DATADIR"
+FIX = (
+    "copy or download the .bin and .idx files again, and set data.files and data.eval_files to their names in DATADIR "
+    "without .bin and .idx"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,12 @@ def read(folder: Path, name: str) -> Index:
             index_bytes = os.fstat(file.fileno()).st_size
         token_bytes = tokens.stat().st_size
     except OSError as error:
-        what = f"the tokens of Megatron-LM cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(error.filename or index), fix=FIX, rule="CFG-06") from error
+        raise ConfigError(
+            f"a file of tokens in the format of Megatron-LM cannot be read: {error.strerror}",
+            where=str(error.filename or index),
+            fix=FIX,
+            rule="CFG-06",
+        ) from error
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
         raise _wrong("the file is not an index of Megatron-LM", index)
     version, code, sequences, documents = _FIXED.unpack(head[len(MAGIC) :])
@@ -58,10 +65,12 @@ def read(folder: Path, name: str) -> Index:
         raise _wrong(f"runstop cannot read an index of version {version} with the token type {code}", index)
     dtype, width = TOKENS[code]
     if index_bytes < (needed := HEADER_BYTES + 12 * sequences + 8 * documents):
-        raise _wrong(f"the index has {index_bytes:,} bytes, but its header requires {needed:,} bytes", index)
+        raise _wrong(f"the index has {index_bytes:,} bytes, but must have {needed:,} bytes by its header", index)
     if token_bytes % width:
-        what = f"the file has {token_bytes:,} bytes, which is not a multiple of the size of a token ({dtype})"
-        raise _wrong(what, tokens)
+        raise _wrong(
+            f"the file has {token_bytes:,} bytes, but must have a multiple of {width} bytes (one token, {dtype})",
+            tokens,
+        )
     return Index(dtype, sequences, token_bytes // width)
 
 

@@ -57,7 +57,7 @@ def own(folder: Path, trial: int, env: Mapping[str, str] = os.environ) -> Bindin
     binding, nonce = load(folder, trial), env.get(run_files.ATTEMPT_VARIABLE)
     if nonce and (binding is None or binding.nonce != nonce):
         raise ConfigError(
-            f"this rank belongs to an earlier attempt of trial {trial}, and a later attempt has begun",
+            f"this rank belongs to an earlier attempt of trial {trial}, but a later attempt has already begun",
             where=str(folder / run_files.binding(trial)),
             fix="no action is needed: the ranks of the later attempt write the log",
             rule="CFG-05",
@@ -244,7 +244,7 @@ class Writer:
             self._file = FileIO(os.devnull, "w") if path is None else FileIO(path, "x")
         except FileExistsError as error:
             raise ConfigError(
-                "this trial already has a log, and a second start must not append to it",
+                "this trial already has a log, and a second start must not append to this log",
                 where=str(path),
                 fix="remove launch.folder to get a new run folder, or move the old log to another folder",
                 rule="CFG-05",
@@ -322,7 +322,7 @@ class Writer:
 
     def _write(self, event_type: str, key: str, value: Any, metadata: dict[str, Any]) -> None:
         if key == RUN_STOP:
-            raise ValueError("run_stop cannot be logged directly: only finish() writes it")
+            raise ValueError("run_stop cannot be logged directly, because only finish() writes this record")
         with self._lock:
             self._append(event_type, key, value, metadata)
             self._started |= key == RUN_START

@@ -300,8 +300,11 @@ def identity(plan_json: str) -> str:
                     block = block.get(parent) or {}
                 block.pop(key, None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        fix = "write the plan again with `runstop plan … --json`"
-        raise ConfigError(f"the plan cannot be read: {error!r}", where=run_files.PLAN, fix=fix) from error
+        raise ConfigError(
+            f"the plan cannot be read: {error!r}",
+            where=run_files.PLAN,
+            fix="write the plan again with `runstop plan … --json`",
+        ) from error
     return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
 
 

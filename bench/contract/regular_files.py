@@ -32,13 +32,17 @@ def opened(path: Path | str, *, follows_links: bool = False, max_bytes: int | No
         file = FileIO(os.open(path, flags), "rb")
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise OSError(errno.ELOOP, "the file is a symbolic link", str(path)) from error
+            raise OSError(errno.ELOOP, "the file is a symbolic link, which is not allowed here", str(path)) from error
         raise
     try:
         status = os.fstat(file.fileno())
         _require_regular(status, path)
         if max_bytes is not None and status.st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"the file has {status.st_size:,} bytes, more than {max_bytes:,}", str(path))
+            raise OSError(
+                errno.EFBIG,
+                f"the file has {status.st_size:,} bytes, but at most {max_bytes:,} bytes are read",
+                str(path),
+            )
     except BaseException:
         file.close()
         raise
@@ -59,7 +63,9 @@ def chunks(path: Path | str, size: int) -> Iterator[bytes]:
         while chunk := file.read(size):
             done += len(chunk)
             if done > MAX_LOG_BYTES:  # files of /proc have a size of 0
-                raise OSError(errno.EFBIG, f"the file has more than {MAX_LOG_BYTES:,} bytes", str(path))
+                raise OSError(
+                    errno.EFBIG, f"the file has more than the {MAX_LOG_BYTES:,} bytes that are read", str(path)
+                )
             yield chunk
 
 

@@ -67,9 +67,9 @@ def read(path: Path) -> SentencePieceModel:
             fix="copy tokenizer.model from the model's folder again",
             rule="CFG-06",
         ) from error
-    if unlike := _unlike_llama(model):
+    if difference := _difference_from_llama(model):
         raise ConfigError(
-            f"this SentencePiece model is not supported: it {unlike}",
+            f"this SentencePiece model is not supported: {difference}",
             where=str(path),
             fix="write a tokenizer.json next to this file with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
@@ -78,14 +78,14 @@ def read(path: Path) -> SentencePieceModel:
     return model
 
 
-def _unlike_llama(model: SentencePieceModel) -> str:
+def _difference_from_llama(model: SentencePieceModel) -> str:
     if model.model_type != BPE:
-        return f"is of type {MODEL_TYPES.get(model.model_type, model.model_type)}, not BPE"
+        return f"the model type is {MODEL_TYPES.get(model.model_type, model.model_type)}, but must be BPE"
     if model.normalizer:
-        return "changes characters before it splits a text (normalization_rule_name is not identity)"
+        return "the model changes characters before it splits a text (normalization_rule_name is not identity)"
     if model.removes_spaces:
-        return "removes repeated spaces (remove_extra_whitespaces)"
-    return "" if model.has_bytes else "has no bytes for unknown characters (byte_fallback)"
+        return "the model removes repeated spaces (remove_extra_whitespaces is true)"
+    return "" if model.has_bytes else "the model has no bytes for unknown characters (byte_fallback is false)"
 
 
 def _parsed(content: bytes) -> SentencePieceModel:
@@ -97,7 +97,7 @@ def _parsed(content: bytes) -> SentencePieceModel:
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(_bytes(value)))
     if not pieces or not trainer:
-        raise ValueError("it has no pieces or no trainer_spec")
+        raise ValueError("the file has no pieces or no trainer_spec")
     return SentencePieceModel(
         pieces=pieces,
         model_type=_int(trainer.get(3, 1)),
@@ -114,13 +114,13 @@ def _parsed(content: bytes) -> SentencePieceModel:
 def _int(value: int | bytes) -> int:
     """Return a number, of 32 bits with a sign."""
     if isinstance(value, bytes):
-        raise ValueError("a field has another type than in sentencepiece_model.proto")
+        raise ValueError("a field contains bytes, but sentencepiece_model.proto requires a number")
     return value - 2**64 if value >= 2**63 else value
 
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a field has another type than in sentencepiece_model.proto")
+        raise ValueError("a field contains a number, but sentencepiece_model.proto requires bytes")
     return value
 
 

@@ -28,7 +28,9 @@ def seconds(text: str, *, where: str) -> int:
     match = _TIME.fullmatch(text)
     if match is None or not int(match[1]):
         raise ConfigError(
-            f"{quoted(text)} is not a time", where=where, fix="write a number and m, h or d: 90m, 12h or 7d"
+            f"{quoted(text)} is not a duration above 0",
+            where=where,
+            fix="write a number and the unit m, h or d, such as 90m, 12h or 7d",
         )
     return int(match[1]) * _SECONDS[match[2]]
 
@@ -45,7 +47,7 @@ def resolved(config: Config, bad_nodes: BadNodes | None) -> Config:
         return config
     if not own.backend.is_elsewhere:
         raise ConfigError(
-            f"backend {own.backend.name} runs on this machine only: no node can be left out",
+            f"cluster.avoid leaves out nodes, but backend {own.backend.name} runs only on this machine",
             where="cluster.avoid",
             fix="remove cluster.avoid, or choose another cluster",
         )
@@ -55,9 +57,9 @@ def resolved(config: Config, bad_nodes: BadNodes | None) -> Config:
         avoided = dict.fromkeys(_names(own.avoid), "listed in cluster.avoid")
     if len(avoided) > MAX_NODES:
         raise ConfigError(
-            f"{len(avoided)} nodes would be left out, but at most {MAX_NODES} can be",
+            f"cluster.avoid would leave out {len(avoided)} nodes, but at most {MAX_NODES} nodes are allowed",
             where="cluster.avoid",
-            fix="lower cluster.avoid_within, or list the nodes in cluster.avoid",
+            fix="lower cluster.avoid_within, or list fewer nodes in cluster.avoid",
         )
     changed = dataclasses.replace(own, avoided=avoided)
     if own.backend is BackendName.ssh and own.hosts and avoided:
@@ -69,28 +71,29 @@ def resolved(config: Config, bad_nodes: BadNodes | None) -> Config:
 
 def too_few(num_left: int, num_nodes: int, avoided: Mapping[str, str], *, where: str) -> ConfigError:
     """Return the error of a run for which too few nodes are left."""
-    why = "; ".join(f"{name}: {reason}" for name, reason in list(avoided.items())[:4])
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(avoided.items())[:4])
     return ConfigError(
-        f"without {', '.join(avoided)}, {num_left} nodes are left, but the run needs {num_nodes} ({why})",
+        f"without {', '.join(avoided)}, {num_left} nodes are left, but the run needs {num_nodes} nodes ({reasons})",
         where=f"cluster.avoid, {where}",
-        fix="lower cluster.num_nodes, add nodes, or set cluster.avoid=null; `runstop nodes` shows what was found",
+        fix="lower cluster.num_nodes, add nodes, or set cluster.avoid=null; `runstop nodes` shows the problems of each "
+        "node",
     )
 
 
 def _names(avoid: object) -> list[str]:
     """Return the names of a list; raise ConfigError for anything else."""
     if not isinstance(avoid, list):
-        meant = f": did you mean {AUTO}?" if nearest(str(avoid), [AUTO]) else ""
+        hint = f": did you mean {AUTO}?" if nearest(str(avoid), [AUTO]) else ""
         raise ConfigError(
-            f"{quoted(str(avoid))} is neither auto nor a list{meant}",
+            f"cluster.avoid is {quoted(str(avoid))}, but must be auto or a list of node names{hint}",
             where="cluster.avoid",
-            fix="write cluster.avoid=auto, or a list of names: cluster.avoid=[dgx-7,dgx-9]",
+            fix="write cluster.avoid=auto, or a list of names such as cluster.avoid=[dgx-7,dgx-9]",
         )
     for name in avoid:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{quoted(str(name))} is not the name of a node",
                 where="cluster.avoid",
-                fix="list each node with its own name: [dgx-7,dgx-8], not dgx-[7-8]",
+                fix="write the full name of each node: [dgx-7,dgx-8], not dgx-[7-8]",
             )
     return list(dict.fromkeys(avoid))

@@ -132,7 +132,9 @@ def unit_work(plan: TrainingPlan) -> Mapping[str, float]:
 def _gpu(config: Config) -> Any:
     if config.cluster.gpu is None:
         raise ConfigError(
-            "there is no GPU to calibrate", where="cluster.gpu", fix="run `runstop calibrate` on a machine with a GPU"
+            "cluster.gpu is null, so there is no GPU to calibrate",
+            where="cluster.gpu",
+            fix="run `runstop calibrate` on a machine with a GPU",
         )
     return config.cluster.gpu
 

@@ -140,10 +140,10 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
     hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
     if config.cluster.avoid is None and len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
         raise ConfigError(
-            f"{len(hosts)} hosts are listed, but {NUM_NODES} is {num_nodes}",
+            f"cluster.hosts lists {len(hosts)} hosts, but {NUM_NODES} is {num_nodes}",
             where="cluster.hosts",
-            fix=f"set {NUM_NODES}={len(hosts)}; {NUM_NODES}={num_nodes} on the command line uses only the first "
-            f"{num_nodes} hosts",
+            fix=f"set {NUM_NODES}={len(hosts)}; or, to use only the first {num_nodes} hosts, write "
+            f"{NUM_NODES}={num_nodes} on the command line",
         )
 
 
@@ -242,11 +242,13 @@ def with_reference_point(config: "DictConfig") -> "DictConfig":
     missing = [key for key in ("lr", "lr_warmup_steps") if OmegaConf.is_missing(recipe, key)]
     size, points = recipe.global_batch_size, {point.global_batch_size: point for point in recipe.reference_points}
     if missing and size not in points:
-        known = ", ".join(map(str, sorted(points)))
+        known_sizes = ", ".join(map(str, sorted(points)))
         raise ConfigError(
-            f"{config.task.name} has no reference point for global batch size {size}, and {missing[0]} is not set",
+            f"recipe.{missing[0]} is not set, and {config.task.name} has no reference point for "
+            f"recipe.global_batch_size={size}",
             where=", ".join(f"recipe.{key}" for key in ("global_batch_size", *missing)),
-            fix=f"set recipe.global_batch_size to {known}, or set {' and '.join(f'recipe.{key}' for key in missing)}",
+            fix=f"set recipe.global_batch_size to one of {known_sizes}, or set "
+            f"{' and '.join(f'recipe.{key}' for key in missing)}",
         )
     if "lr" in missing:
         recipe.lr = points[size].lr
@@ -286,22 +288,27 @@ def _preset(config: "DictConfig") -> str:
 
     loader, name = GlobalHydra.instance().config_loader(), config.engine.preset
     if config.engine.name != EngineName.command:
-        what = f"engine.preset is {name}, but the engine is {config.engine.name.name}"
-        raise ConfigError(what, where="engine, engine.preset", fix="choose engine=command, or remove engine.preset")
+        raise ConfigError(
+            f"engine.preset={name} needs engine=command, but the engine is {config.engine.name.name}",
+            where="engine, engine.preset",
+            fix="choose engine=command, or remove engine.preset",
+        )
     presets = loader.get_group_options(PRESETS, ObjectType.GROUP)
     if name not in presets:
-        fix = f"choose {', '.join(presets)}"
-        raise ConfigError(f"there is no preset {name}", where="engine.preset", fix=fix)
+        raise ConfigError(
+            f"there is no preset {name}",
+            where="engine.preset",
+            fix=f"set engine.preset to one of {', '.join(presets)}",
+        )
     gpu, nodes = config.cluster.gpu, config.cluster.num_nodes
     wanted = f"{nodes}x{_short(gpu.name) if gpu else 'unknown'}"
     systems = [option for option in loader.get_group_options(f"{PRESETS}/{name}") if option != FOR_ALL]
     if wanted not in systems:
-        on = f"{counted(nodes, 'node')} with {gpu.name if gpu else 'no known GPU'}"
         raise ConfigError(
-            f"preset {name} has no values for {on}",
+            f"preset {name} has no values for {counted(nodes, 'node')} with {gpu.name if gpu else 'an unknown GPU'}",
             where="engine.preset, cluster",
-            fix=f"choose a cluster of {', '.join(systems)} (nodes x GPU), or add a file preset/{name}/{wanted}.yaml to "
-            "a folder for --config-dir",
+            fix=f"choose a cluster of {', '.join(systems)} (nodes x GPU); or write preset/{name}/{wanted}.yaml in a "
+            "folder of your own, and pass this folder with --config-dir",
         )
     return f"+{PRESETS}/{name}={wanted}"
 
@@ -444,9 +451,10 @@ def read(config_yaml: str) -> Config:
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         if own := caused_by(error):
             raise own from error
-        what = f"this version of runstop cannot read the config: {str(error).partition(chr(10))[0]}"
         raise ConfigError(
-            what, where="config.yaml", fix="read this run with the version of runstop that wrote it"
+            f"this version of runstop cannot read the config: {str(error).partition(chr(10))[0]}",
+            where="config.yaml",
+            fix="read this run with the version of runstop that wrote the run folder",
         ) from error
 
 
@@ -525,8 +533,8 @@ def register() -> None:
             raise ConfigError(
                 f"${{oc.env:{name}}} would copy an environment variable into the plan",
                 where="a value of the config",
-                fix="write the value itself, but never a secret. The config may only read the variables "
-                + ", ".join(READABLE),
+                fix="write the value itself into the config, but never a secret; the config may read only the "
+                f"variables {', '.join(READABLE)}",
                 rule="CFG-07",
             )
         return oc.env(name, *default)

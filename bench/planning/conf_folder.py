@@ -19,7 +19,9 @@ def first_with_configs(places: Iterable[Path]) -> Path:
     for place in places:
         if (place / "conf/launch.yaml").is_file():
             return place / "conf"
-    raise FileNotFoundError(f"runstop is incomplete: no folder conf in or next to {_PACKAGE}")
+    raise FileNotFoundError(
+        f"the installation of runstop is incomplete: the folder conf is missing in and next to {_PACKAGE}"
+    )
 
 
 CONF = first_with_configs((_PACKAGE, _PACKAGE.parent, *map(Path, sys.path)))

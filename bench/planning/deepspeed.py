@@ -55,7 +55,7 @@ def settings(config: Config, batch: Batch) -> dict[str, Any] | None:
     for key in OURS:
         if key in own:
             raise ConfigError(
-                f"{name} has the block {key!r}, but recipe sets the optimizer and the learning rate of all engines",
+                f"{name} has the block {key!r}, but runstop takes the optimizer and the learning rate from recipe",
                 where="engine.huggingface.deepspeed_json, recipe",
                 fix=f"remove {key!r} from the file, and set recipe.lr and other keys of recipe instead",
             )
@@ -228,17 +228,20 @@ def _read(name: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        fix = f"give the path of a file, or one of the names {known}"
-        raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where, fix=fix) from error
+        raise ConfigError(
+            f"the file {name} cannot be read: {error.strerror}",
+            where=where,
+            fix=f"give the path of a file, or one of the names {known}",
+        ) from error
     except ValueError as error:
         raise ConfigError(
-            f"{name} is not JSON: {error}", where=where, fix="write a single JSON object into the file"
+            f"the file {name} is not JSON: {error}", where=where, fix="write a single JSON object into the file"
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get(ZERO, {}), dict):
         raise ConfigError(
-            f"{name} is not a JSON object of DeepSpeed settings",
+            f"the file {name} is not a JSON object of DeepSpeed settings",
             where=where,
-            fix=f"copy one of the files in conf/deepspeed: {known}",
+            fix=f"begin with a copy of one of the files in conf/deepspeed: {known}",
         )
     _refuse_auto(content, where)
     return content

@@ -80,7 +80,7 @@ def _with_adapters(config: Config, described: Described) -> Config:
         raise ConfigError(
             f"target_modules is {', '.join(lora.target_modules)}, but {described.architecture} has no such layers",
             where="task.training.lora.target_modules",
-            fix=f"set target_modules to some of {known}",
+            fix=f"list one or more of {known} in target_modules",
         )
     own = dataclasses.replace(lora, shared_a=False, target_modules=list(dict.fromkeys(modules)))
     training = dataclasses.replace(config.training, lora=own)
@@ -148,10 +148,10 @@ def _require_installed() -> None:
             missing.append(name)
     if missing:
         raise ConfigError(
-            f"only transformers can describe a model of this type, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not installed on this machine",
+            "this type of model needs transformers, but these packages are not installed on this machine: "
+            f"{', '.join(missing)}",
             where=sys.executable,
-            fix="pip install 'runstop[huggingface]', or plan the run on a machine that has these packages",
+            fix="run `pip install 'runstop[huggingface]'`, or plan the run on a machine that has these packages",
         )
 
 
@@ -179,7 +179,8 @@ def _run(config_json: str, words: list[str], *, where: str) -> Model:
         raise ConfigError(
             f"transformers cannot describe the model: {last or error}",
             where=where,
-            fix="run `python -m jobs.engines.huggingface.described.describe FOLDER` to see the whole message",
+            fix="run `python -m jobs.engines.huggingface.described.describe FOLDER` to see the complete error, where "
+            "FOLDER contains this config.json",
             rule="CFG-06",
         ) from error
 

@@ -60,9 +60,9 @@ def prompt_lines(generation: Generation, *, has_text: bool) -> list[PromptLine]:
 def _checked(record: Any, where: str) -> tuple[str, int | None]:
     """Return the prompt and the length of a line."""
     if not isinstance(record, dict) or set(record) - set(KEYS):
-        keys = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
+        content = f"the keys {', '.join(sorted(record))}" if isinstance(record, dict) else f"a {type(record).__name__}"
         raise ConfigError(
-            f"the line must be an object with the keys prompt and length, but has {keys:.100}",
+            f"the line must be a JSON object with only the keys prompt and length, but has {content:.100}",
             where=where,
             fix=FILE.fix,
         )
@@ -74,10 +74,13 @@ def _checked(record: Any, where: str) -> tuple[str, int | None]:
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # JSON can write one half of a character, as \ud800
-        what = f"the prompt contains {prompt[error.start]!a}, which is not a valid character"
-        raise ConfigError(what, where=where, fix=FILE.fix) from error
+        raise ConfigError(
+            f"the prompt contains {prompt[error.start]!a}, which is not a valid character", where=where, fix=FILE.fix
+        ) from error
     if length is not None and (type(length) is not int or length < 1):
-        raise ConfigError(f"the length is {length!r:.100}, but must be a number of tokens", where=where, fix=FILE.fix)
+        raise ConfigError(
+            f"the length is {length!r:.100}, but must be a number of tokens, 1 or more", where=where, fix=FILE.fix
+        )
     return prompt, length
 
 

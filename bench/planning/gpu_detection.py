@@ -122,20 +122,20 @@ def detect(environment: Mapping[str, str]) -> DetectedGpus | None:
     Raises:
         ConfigError: GPUs exist, but cannot be queried, or are of different kinds.
     """
-    refused = []
+    reasons = []
     for library, read in _LIBRARIES.items():
         try:
             gpus, driver = read()
         except ModuleNotFoundError as error:
-            refused.append(f"the Python package {error.name} is not installed")
+            reasons.append(f"the Python package {error.name} is not installed")
         except _UnreadableError as error:
-            refused.append(f"{library}: {error}")
+            reasons.append(f"{library}: {error}")
         else:
             visible = _visible(gpus, environment.get(VISIBLE))
             return DetectedGpus(_of_one_kind(visible), f"{library}, driver {driver}") if visible else None
     if any(Path(file).exists() for file in DRIVER_FILES):
         raise ConfigError(
-            f"this machine has a GPU driver, but its GPUs cannot be queried ({'; '.join(refused)})",
+            f"this machine has a GPU driver, but runstop cannot query the GPUs ({'; '.join(reasons)})",
             where="cluster.device=auto",
             fix="install nvidia-ml-py (or amdsmi for AMD) into the environment of runstop; or set cluster.device=cuda, "
             "cluster.ranks_per_node and gpu@cluster.gpu; or set cluster.device=cpu to use no GPU",
@@ -148,9 +148,9 @@ def _of_one_kind(gpus: Sequence[DetectedGpu]) -> tuple[DetectedGpu, ...]:
     names = sorted({gpu.name for gpu in gpus})
     if len(names) > 1:
         raise ConfigError(
-            f"this machine has different GPUs: {', '.join(names)}",
+            f"this machine has different kinds of GPU, but a run needs GPUs of a single kind: {', '.join(names)}",
             where=f"cluster.device=auto, {VISIBLE}",
-            fix=f"export {VISIBLE} with the UUIDs of GPUs of one kind (nvidia-smi -L lists them)",
+            fix=f"export {VISIBLE} with the UUIDs of GPUs of a single kind (`nvidia-smi -L` lists the UUIDs)",
             rule="HW-03",
         )
     return tuple(gpus)

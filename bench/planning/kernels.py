@@ -103,7 +103,7 @@ def _check_cpu_time(points: list[Point]) -> None:
             f"{work / 1e12:,.0f} TFLOP of GEMMs and attention would take about {work / CPU_FLOPS / 3600:,.1f} hours "
             f"on a CPU (assuming {CPU_FLOPS / 1e9:g} GFLOP/s)",
             where="task.kernels.gemm.shapes, task.kernels.attention, cluster.device",
-            fix="choose task=kernels_tiny, use smaller shapes, or set cluster.device=cuda",
+            fix="choose task=kernels_tiny, list smaller shapes, or set cluster.device=cuda",
         )
 
 

@@ -51,8 +51,11 @@ def ranked(config: Config) -> list[Layout]:
         ConfigError: no layout is legal, or a program of engine=command splits its ranks itself.
     """
     if config.program is not None:
-        what = "engine=command has no layouts: the program itself splits its ranks"
-        raise ConfigError(what, where="engine, parallel", fix="set parallel.tp, pp and cp, or choose engine=megatron")
+        raise ConfigError(
+            "runstop cannot choose a layout for engine=command, because the program itself splits its ranks",
+            where="engine, parallel",
+            fix="set parallel.tp, parallel.pp and parallel.cp, or choose engine=megatron",
+        )
     layouts, first_error, sized = [], None, dict[int, Config]()
     splits_share = memory.gpu(config) is not None  # else the memory is unknown
     for world in splits(config):

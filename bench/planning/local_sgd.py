@@ -63,11 +63,11 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
     if between is not None:
         interval = every * config.training_recipe.global_batch_size
         raise ConfigError(
-            f"only an averaged model can be evaluated, but the evaluation after step {between} is between two weight "
-            f"averagings (every {every} steps)",
+            f"local SGD averages the weights every {every} steps, but the evaluation after step {between} is between "
+            "two averagings, and only averaged weights can be evaluated",
             where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
-            fix=f"set recipe.eval_every_samples to a multiple of {interval}, or to {max_steps * interval // every} to "
-            "evaluate only at the end",
+            fix=f"set recipe.eval_every_samples to a multiple of {interval}; or, to evaluate only at the end, set "
+            f"recipe.eval_every_samples to {max_steps * interval // every}",
         )
 
 

@@ -42,14 +42,16 @@ def read(folder: str | None, *, where: str, engine: EngineName) -> Model:
     place = Path(path).absolute()
     file = place / hugging_face.CONFIG
     if not file.is_file():
-        state = f"there is no {hugging_face.CONFIG} in this folder" if place.is_dir() else "this folder does not exist"
+        problem = (
+            f"there is no {hugging_face.CONFIG} in this folder" if place.is_dir() else "this folder does not exist"
+        )
         if (place.parent / hugging_face.CONFIG).is_file():  # its conversion
             fix = f"set MODEL ({where}) to the parent folder: {place.parent}"
         elif (place / checkpoint.METADATA).is_file():
             fix = "export the checkpoint of a trial to a Hugging Face folder OUT, and set MODEL to OUT: "
             fix += f"python -m jobs.tasks.convert export {shlex.quote(str(place))} OUT --tokenizer FOLDER"
         raise ConfigError(
-            f"model=hf reads the sizes of the model from a folder, but {state}",
+            f"model=hf reads the sizes of the model from a folder, but {problem}",
             where=str(place),
             fix=fix,
             rule="CFG-06",

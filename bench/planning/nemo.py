@@ -24,15 +24,16 @@ def check(config: Config) -> None:
     if (config.engine.name is EngineName.nemo) != (config.engine.nemo is not None):
         is_given = config.engine.nemo is not None
         raise ConfigError(
-            f"engine.name is {config.engine.name.name}, but engine.nemo is {'given' if is_given else 'missing'}",
+            f"engine.name is {config.engine.name.name}, but the block engine.nemo is "
+            f"{'set' if is_given else 'missing'}",
             where="engine.name, engine.nemo",
-            fix="set engine=nemo or another engine instead of engine.name",
+            fix="replace engine.name=NAME by engine=NAME, which also sets the block of the engine",
         )
     if config.engine.nemo is None or config.task.kind is not Kind.train:
         return
-    for is_refused, what, where, fix in (*_model(config), *_recipe(config), *_layout(config), *_launch(config)):
+    for is_refused, problem, where, fix in (*_model(config), *_recipe(config), *_layout(config), *_launch(config)):
         if is_refused:
-            raise ConfigError(f"engine=nemo: {what}", where=where, fix=f"{fix}, or choose engine=megatron")
+            raise ConfigError(f"engine=nemo: {problem}", where=where, fix=f"{fix}, or choose engine=megatron")
 
 
 def _model(config: Config) -> Iterator[Refusal]:

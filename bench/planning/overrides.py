@@ -57,8 +57,11 @@ def check(
         if has_several(value) and not sweeps:
             raise several_values(key, value)
         if key in NOT_OF_A_RUN:
-            fix = f"runstop study {value}" if key == "study" else "remove it"
-            raise ConfigError(f"{key} is not a setting of a run", where="command line", fix=fix)
+            raise ConfigError(
+                f"{key} is not a setting of a run",
+                where="command line",
+                fix=f"run `runstop study {value}` instead" if key == "study" else f"remove {key}={value}",
+            )
         if is_group(key) and key not in synonyms.GROUPS:
             if knows_choices:
                 _check_choice(key, value, config_dir=config_dir)
@@ -87,12 +90,15 @@ def _of_file(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in regular_files.read_text(path, follows_links=True).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not a text file"
         raise ConfigError(f"the file of overrides cannot be read: {reason}", where=str(path), fix=fix) from error
     overrides = [line for line in lines if line and not line.startswith("#")]
-    if wrong := next((line for line in overrides if not _KEY_AND_VALUE.match(line)), "" if overrides else "no line"):
-        what = f"the file is not a list of overrides: it has {wrong:.60}"
-        raise ConfigError(what, where=str(path), fix=fix)
+    if not overrides:
+        raise ConfigError("the file of overrides has no override", where=str(path), fix=fix)
+    if wrong_line := next((line for line in overrides if not _KEY_AND_VALUE.match(line)), ""):
+        raise ConfigError(
+            f"a line of the file of overrides is not KEY=VALUE: {wrong_line:.60}", where=str(path), fix=fix
+        )
     return overrides
 
 
@@ -109,9 +115,9 @@ def require_several(words: Sequence[str]) -> None:
     """Raise ConfigError if no word of a --multirun has several values."""
     if not any(has_several(split(override)[1]) for override in words):
         raise ConfigError(
-            "--multirun needs a key with several values, but every key has one",
+            "--multirun needs a key with several values, but every key has only one value",
             where="--multirun",
-            fix="remove --multirun, or separate several values by commas: seed_base=1,2",
+            fix="remove --multirun, or separate several values by commas, such as seed_base=1,2",
         )
 
 
@@ -216,17 +222,27 @@ def _check_spaces(words: Sequence[str]) -> None:
             pieces = [override, after]
         else:
             continue
-        what, fix = f"there are spaces around = in {' '.join(pieces)}", f"write {''.join(pieces)}, without spaces"
-        raise ConfigError(what, where="command line", fix=fix)
+        raise ConfigError(
+            f"there are spaces around = in {' '.join(pieces)}",
+            where="command line",
+            fix=f"write {''.join(pieces)}, without spaces",
+        )
 
 
 def _check_form(override: str, key: str, value: str) -> None:
     """Refuse an override without a key, and `==`."""
     if not key:
-        fix = f"write {guessed(value) or f'KEY={value}'}"
-        raise ConfigError(f"{override} has no key: an override is KEY=VALUE", where="command line", fix=fix)
+        raise ConfigError(
+            f"{override} has no key, but an override must be KEY=VALUE",
+            where="command line",
+            fix=f"write {guessed(value) or f'KEY={value}'}",
+        )
     if value.startswith("="):
-        raise ConfigError(f"{override} has two =", where="command line", fix=f"write {key}={value.lstrip('=')}")
+        raise ConfigError(
+            f"{override} has two equals signs, but an override must be KEY=VALUE",
+            where="command line",
+            fix=f"write {key}={value.lstrip('=')}",
+        )
 
 
 def _is_key(key: str) -> bool:
@@ -240,8 +256,11 @@ def _check_choice(group: str, value: str, *, config_dir: Path | None) -> None:
         return
     name = group.partition("@")[0]
     if known and (value.removesuffix(".yaml") in known or Path(value).stem in known):
-        fix = f"did you mean {Path(value).stem}? write the name of a file in conf/{name}, without folder and .yaml"
-        raise ConfigError(f"{group}={value} does not exist", where=group, fix=fix)
+        raise ConfigError(
+            f"{group}={value} does not exist",
+            where=group,
+            fix=f"did you mean {Path(value).stem}? write the name of a file in conf/{name}, without folder and .yaml",
+        )
     if (path_fix := _of_path(name, value)) is not None:
         raise ConfigError(f"{group}={value} does not exist", where=group, fix=path_fix)
     if value in RENAMED_OPTIONS.get(name, {}):

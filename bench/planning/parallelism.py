@@ -67,20 +67,20 @@ def check_tensor_parallel(config: Config, world: World) -> None:
     }
 
     def undivided(tp: int) -> list[str]:
-        return [f"{size} {what}" for what, size in sizes.items() if size % tp]
+        return [f"{size} {name}" for name, size in sizes.items() if size % tp]
 
     def legal() -> str:
         return _listed([n for n in range(1, per_node + 1) if not undivided(n)])
 
-    if wrong := undivided(tp):
+    if undivided_sizes := undivided(tp):
         raise ConfigError(
-            f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}",
+            f"tp {tp} does not divide the {', '.join(undivided_sizes)} of {m.name}",
             where="parallel.tp",
             fix=f"set parallel.tp to one of {legal()}",
         )
     if tp > per_node:
         raise ConfigError(
-            f"tp {tp} is larger than the {per_node} {unit} of a node: tensor parallelism must stay within a node",
+            f"tp is {tp}, but tensor parallelism must stay within a node, which has {per_node} {unit}",
             where="parallel.tp, cluster.ranks_per_node",
             fix=f"set parallel.tp to one of {legal()}",
         )
@@ -92,36 +92,43 @@ def _check_pipeline(config: Config, world: World) -> None:
         raise ConfigError(
             f"{layers} layers cannot be split evenly over pp {world.pp} x vpp {world.vpp}",
             where="parallel.pp, parallel.vpp",
-            fix=f"make pp x vpp one of {_listed(divisors(layers))}",
+            fix=f"set parallel.pp and parallel.vpp so that pp x vpp is one of {_listed(divisors(layers))}",
         )
     if world.vpp > 1 and world.pp == 1:
         raise ConfigError(
-            f"vpp is {world.vpp}, but there is no pipeline (pp 1)",
+            f"vpp is {world.vpp}, which needs a pipeline of two or more stages, but pp is 1",
             where="parallel.vpp",
             fix="set parallel.pp to 2 or more, or parallel.vpp=1",
         )
 
 
 def _check_sequence(config: Config, world: World) -> None:
-    s = config.training_data.seq_length
+    seq_length = config.training_data.seq_length
     if world.cp > 1 and config.training_data.document_mask:
         raise ConfigError(
-            f"cp is {world.cp}, but context parallelism cuts documents and does not support a document mask",
+            f"cp is {world.cp}, but context parallelism splits documents and does not support a document mask",
             where="parallel.cp, data.document_mask",
             fix="set parallel.cp=1, or data.document_mask=false",
         )
-    if world.cp > 1 and s % (2 * world.cp):
+    if world.cp > 1 and seq_length % (2 * world.cp):
         raise ConfigError(
-            f"a sequence of {s} tokens cannot be split into the 2 x cp = {2 * world.cp} chunks of context parallelism",
+            f"context parallelism splits a sequence into 2 x cp = {2 * world.cp} equal chunks, but a sequence has "
+            f"{seq_length} tokens",
             where="parallel.cp, data.seq_length",
             fix=f"set data.seq_length to a multiple of {2 * world.cp}, or lower parallel.cp",
         )
-    if world.sp and (world.tp == 1 or s % (world.tp * world.cp)):
+    if world.sp and world.tp == 1:
         raise ConfigError(
-            f"for sequence parallelism tp must be above 1, and tp x cp must divide data.seq_length={s}, but tp is "
-            f"{world.tp} and cp is {world.cp}",
+            "sequence parallelism (sp) needs tp of 2 or more, but tp is 1",
             where="parallel.sp",
-            fix="set parallel.sp=false, or change parallel.tp or parallel.cp",
+            fix="set parallel.sp=false, or set parallel.tp to 2 or more",
+        )
+    if world.sp and seq_length % (world.tp * world.cp):
+        raise ConfigError(
+            f"sequence parallelism splits a sequence over tp x cp = {world.tp} x {world.cp} ranks, but "
+            f"data.seq_length={seq_length} is not a multiple of this product",
+            where="parallel.sp",
+            fix="set parallel.sp=false, or change parallel.tp, parallel.cp or data.seq_length",
         )
 
 
@@ -132,8 +139,8 @@ def _check_ranks(world: World) -> None:
             f"{world.num_ranks} ranks cannot be split into replicas of tp {world.tp} x pp {world.pp} x cp {world.cp} "
             f"= {per_replica} ranks",
             where="parallel.tp, parallel.pp, parallel.cp",
-            fix=f"make tp x pp x cp one of {_listed(divisors(world.num_ranks))}, "
-            f"or set cluster.ranks_per_node={per_replica}",
+            fix=f"set parallel.tp, parallel.pp and parallel.cp so that tp x pp x cp is one of "
+            f"{_listed(divisors(world.num_ranks))}; or set cluster.ranks_per_node={per_replica}",
         )
 
 
@@ -142,13 +149,14 @@ def _check_experts(config: Config, world: World) -> None:
     replicas = world.dp * world.cp
     if replicas % world.ep:
         raise ConfigError(
-            f"ep {world.ep} does not divide the {replicas} ranks (dp {world.dp} x cp {world.cp}) of the experts",
+            f"ep is {world.ep}, but must divide dp x cp = {world.dp} x {world.cp} = {replicas}",
             where="parallel.ep",
             fix=f"set parallel.ep to one of {_listed(divisors(replicas))}",
         )
     if config.model.experts is not None and world.tp > 1 and not world.sp:
         raise ConfigError(
-            f"with experts, tensor parallelism needs sequence parallelism, but tp is {world.tp} and sp is false",
+            f"tensor parallelism of a model with experts needs sequence parallelism, but tp is {world.tp} and sp is "
+            "false",
             where="parallel.tp, parallel.sp",
             fix="set parallel.sp=true, or parallel.tp=1",
         )
@@ -162,7 +170,8 @@ def _check_fp8_gemms(config: Config, world: World) -> None:
         columns, rows = (columns, rows // world.tp) if linear.is_column else (columns // world.tp, rows)
         if columns % FP8_MULTIPLE or rows % FP8_MULTIPLE:
             raise ConfigError(
-                f"FP8 GEMMs need multiples of {FP8_MULTIPLE}, but {name} has the size {rows} x {columns} on each rank",
+                f"FP8 GEMMs need rows and columns in multiples of {FP8_MULTIPLE}, but {name} has {rows} rows and "
+                f"{columns} columns on each rank",
                 where="precision, parallel.tp",
                 fix="set precision=bf16" + (", or lower parallel.tp" if world.tp > 1 else ""),
             )
@@ -189,19 +198,20 @@ def _check_batch(config: Config, world: World) -> None:
     if r.global_batch_size % per_step:
         legal = divisors(r.global_batch_size)
         raise ConfigError(
-            f"a global batch of {r.global_batch_size} samples cannot be split into dp {dp} x micro-batch size "
+            f"the global batch size is {r.global_batch_size}, but must be a multiple of dp x micro-batch size = {dp} x "
             f"{micro_batch_size}",
             where="recipe.global_batch_size, recipe.micro_batch_size",
-            fix=f"make dp x micro-batch size one of {_listed(legal)}, or set recipe.global_batch_size to a multiple of "
-            f"{per_step}",
+            fix=f"set recipe.global_batch_size to a multiple of {per_step}; or change recipe.micro_batch_size or the "
+            f"number of ranks, so that dp x micro-batch size is one of {_listed(legal)}",
         )
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"with vpp above 1, pp must divide the number of micro-batches of a step, but pp is {world.pp} and a step "
-            f"has {accumulation} micro-batches",
+            f"vpp is {world.vpp}, so that pp must divide the number of micro-batches of a step, but pp is {world.pp} "
+            f"and a step has {accumulation} micro-batches",
             where="parallel.vpp, recipe.micro_batch_size",
-            fix=f"make global_batch_size / (dp x micro_batch_size) a multiple of {world.pp}, or set parallel.vpp=1",
+            fix="set parallel.vpp=1, or change recipe.micro_batch_size so that global_batch_size / (dp x "
+            f"micro_batch_size) is a multiple of {world.pp}",
         )
 
 

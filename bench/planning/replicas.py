@@ -71,9 +71,11 @@ def _chosen(config: Config) -> tuple[int, int]:
     if groups is None:
         assert tp is not None
         if num_ranks % tp:
-            fix = f"make parallel.tp one of {', '.join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)}"
+            divisors = ", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)
             raise ConfigError(
-                f"{num_ranks} ranks cannot be split into replicas of {tp} ranks", where="parallel.tp", fix=fix
+                f"{num_ranks} ranks cannot be split into replicas of {tp} ranks",
+                where="parallel.tp",
+                fix=f"set parallel.tp to one of {divisors}",
             )
         return num_ranks // tp, tp
     return groups, tp if tp is not None else max(1, num_ranks // groups)
@@ -91,9 +93,9 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
         return None
     if len(named) > 1 or not all(host.groups for host in hosts):
         raise ConfigError(
-            f"the hosts have different groups: {', '.join(map(_shown, hosts))}",
+            f"the hosts have different groups of GPUs, but must have the same: {', '.join(map(_shown, hosts))}",
             where="cluster.hosts",
-            fix="give every host the same groups, such as rig0:4x2 rig1:4x2",
+            fix="give every host the same groups, such as rig0:4x2 and rig1:4x2",
         )
     ((groups, size),) = named
     assert groups is not None and size is not None
@@ -116,12 +118,14 @@ def _replicas_fix(config: Config, *, num_ranks: int, num_gpus: int) -> str:
     if num_ranks < num_gpus:
         c = config.cluster
         fewer = f", or set cluster.ranks_per_node={num_ranks // c.num_nodes}" if num_ranks % c.num_nodes == 0 else ""
-        return f"make parallel.groups x parallel.tp equal {num_gpus}{fewer}"
+        return f"set parallel.groups and parallel.tp so that their product is {num_gpus}{fewer}"
     if config.cluster.device is not Device.cuda:
-        return f"make parallel.groups x parallel.tp equal {num_gpus}, or raise cluster.ranks_per_node"
+        return (
+            f"set parallel.groups and parallel.tp so that their product is {num_gpus}, or raise cluster.ranks_per_node"
+        )
     return (
-        f"make parallel.groups x parallel.tp equal {num_gpus}, or set parallel.share_gpu=true: several replicas then "
-        "share a GPU, each with its own copy of the weights"
+        f"set parallel.groups and parallel.tp so that their product is {num_gpus}; or set parallel.share_gpu=true, so "
+        "that several replicas share a GPU, each with its own copy of the weights"
     )
 
 

@@ -37,36 +37,41 @@ def check(lengths: Lengths, config: Config) -> None:
     assert serving is not None
     if serving.requests * config.trials > MOST_SAMPLED:
         raise ConfigError(
-            f"all trials together have {serving.requests * config.trials:,} requests for one load, but a plan can "
-            f"contain the lengths of at most {MOST_SAMPLED:,} requests",
+            f"task.serving.requests x trials is {serving.requests * config.trials:,}, but a plan can contain the "
+            f"lengths of at most {MOST_SAMPLED:,} requests",
             where=f"task.serving.requests, trials, {WHERE}",
             fix="lower task.serving.requests or trials",
         )
     distributions = {"prompt": lengths.prompt, "answer": lengths.answer}
     if lengths.file is not None:
         if any(one.is_set for one in distributions.values()):
-            what = "both a file of lengths and a distribution are set"
-            fix = f"set either {WHERE}.file, or {WHERE}.prompt and {WHERE}.answer"
-            raise ConfigError(what, where=WHERE, fix=fix)
+            raise ConfigError(
+                "a file of lengths and a distribution of lengths are set, but only one of the two can be used",
+                where=WHERE,
+                fix=f"set either {WHERE}.file, or {WHERE}.prompt and {WHERE}.answer",
+            )
         return
     total = 0
     for name, one in distributions.items():
         if None in (one.mean, one.sigma, one.min, one.max):
             raise ConfigError(
-                f"{WHERE}.{name} needs mean, sigma, min and max, but not all of them are set",
+                f"{WHERE}.{name} needs mean, sigma, min and max, but at least one of these keys is not set",
                 where=f"{WHERE}.{name}",
-                fix=f"set {WHERE}.{name}={{mean:200,sigma:1,min:4,max:{context // 2}}} with your numbers",
+                fix=f"set all four keys, such as {WHERE}.{name}={{mean:200,sigma:1,min:4,max:{context // 2}}}",
             )
         total += _checked(one, f"{WHERE}.{name}").highest
     fix = f"lower {WHERE}.prompt.max or {WHERE}.answer.max"
     _check_context(total, config, "the longest possible request", fix)
 
 
-def _check_context(total: int, config: Config, of_what: str, fix: str) -> None:
-    context = config.model.max_seq_length
-    if total > context:
-        what = f"{of_what} has {total:,} tokens, but {config.model.name} supports only {context:,} tokens"
-        raise ConfigError(what, where=WHERE, fix=f"{fix}: prompt and answer may have {context:,} tokens together")
+def _check_context(total: int, config: Config, request: str, fix: str) -> None:
+    max_tokens = config.model.max_seq_length
+    if total > max_tokens:
+        raise ConfigError(
+            f"{request} has {total:,} tokens, but {config.model.name} supports only {max_tokens:,} tokens",
+            where=WHERE,
+            fix=f"{fix}: a prompt and its answer may have {max_tokens:,} tokens together",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +98,23 @@ def _checked(one: LogNormal, where: str) -> _Stated:
     stated = _stated(one)
     lowest, highest = stated.lowest, stated.highest
     if not 1 <= lowest <= highest:
-        what = f"min is {lowest:,} and max is {highest:,}, but min must be at least 1, and max must not be below min"
-        raise ConfigError(what, where=f"{where}.min, {where}.max", fix="set limits such as min=4 and max=1024")
+        raise ConfigError(
+            f"min is {lowest:,} and max is {highest:,}, but the limits must satisfy 1 <= min <= max",
+            where=f"{where}.min, {where}.max",
+            fix="set limits such as min=4 and max=1024",
+        )
     if not lowest <= stated.mean <= highest:
-        what = f"the mean is {stated.mean:g}, but must be within the limits, {lowest:,} to {highest:,}"
-        raise ConfigError(what, where=f"{where}.mean", fix="change the mean or the limits")
+        raise ConfigError(
+            f"mean is {stated.mean:g}, but must be from min to max, which is {lowest:,} to {highest:,}",
+            where=f"{where}.mean",
+            fix="change mean, or change min and max",
+        )
     if not 0 <= stated.sigma <= 10:
-        what = f"sigma is {stated.sigma:g}, but must be from 0 to 10"
-        fix = "set sigma to the standard deviation of the logarithm of the lengths, such as 1"
-        raise ConfigError(what, where=f"{where}.sigma", fix=fix)
+        raise ConfigError(
+            f"sigma is {stated.sigma:g}, but must be from 0 to 10",
+            where=f"{where}.sigma",
+            fix="set sigma to the standard deviation of the logarithm of the lengths, such as 1",
+        )
     return stated
 
 
@@ -139,19 +152,22 @@ def _pairs(path: Path) -> tuple[list[Pair], str]:
     """Return the pairs of a file and its SHA-256."""
     text, content = FILE.read(path)
     if path.suffix not in (".jsonl", ".csv"):
-        what = f"the name of the file of lengths ends in {path.suffix!r}, but must end in .jsonl or .csv"
-        raise ConfigError(what, where=str(path), fix=FIX)
+        raise ConfigError(
+            f"the name of the file of lengths ends in {path.suffix!r}, but must end in .jsonl or .csv",
+            where=str(path),
+            fix=FIX,
+        )
     records = _json_lines(text, path) if path.suffix == ".jsonl" else _csv_rows(text, path)
     pairs = [(_count(one, PROMPT, where), _count(one, ANSWER, where)) for one, where in records]
     if not pairs:
-        raise ConfigError("the file has no pairs of a prompt length and an answer length", where=str(path), fix=FIX)
+        raise ConfigError("the file contains no lengths of prompts and answers", where=str(path), fix=FIX)
     return pairs, hashlib.sha256(content).hexdigest()
 
 
 def _json_lines(text: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     for record, where in FILE.json_lines(text, path):
         if not isinstance(record, dict):
-            raise ConfigError(f"the line must be an object, but is {record!r:.60}", where=where, fix=FIX)
+            raise ConfigError(f"the line must be a JSON object, but is {record!r:.60}", where=where, fix=FIX)
         yield record, where
 
 
@@ -161,7 +177,9 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
         for row in rows:
             yield ({key: _as_number(value) for key, value in row.items()}, f"{path}, line {rows.line_num}")
     except csv.Error as error:
-        raise ConfigError(f"the file is not CSV: {error}", where=f"{path}, line {rows.line_num}", fix=FIX) from error
+        raise ConfigError(
+            f"the file is not valid CSV: {error}", where=f"{path}, line {rows.line_num}", fix=FIX
+        ) from error
 
 
 def _as_number(text: Any) -> Any:
@@ -174,6 +192,7 @@ def _count(record: dict[str, Any], key: str, where: str) -> int:
         raise ConfigError(f"{key} is missing", where=where, fix=FIX)
     value = record[key]
     if type(value) is not int or value < 1:
-        what = f"{key} is {value!r:.60}, but must be a whole number of tokens, at least 1"
-        raise ConfigError(what, where=where, fix=FIX)
+        raise ConfigError(
+            f"{key} is {value!r:.60}, but must be a whole number of tokens, at least 1", where=where, fix=FIX
+        )
     return value

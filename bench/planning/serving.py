@@ -91,22 +91,23 @@ def _check_amounts(serving: Serving) -> None:
         "task.serving.limits.tpot_s": limits.tpot_s,
         "task.serving.limits.latency_s": limits.latency_s,
     }
-    for key, value in positive.items():
-        if value is not None and not 0 < value < float("inf"):
+    for key, number in positive.items():
+        if number is not None and not 0 < number < float("inf"):
             raise ConfigError(
-                f"{key} is {value:g}, but must be a positive number", where=key, fix=f"set {key} to a positive number"
+                f"{key} is {number:g}, but must be a positive number", where=key, fix=f"set {key} to a positive number"
             )
     if serving.requests > MAX_REQUESTS:
-        fix = f"set task.serving.requests to {MAX_REQUESTS:,} or less, or raise trials"
         raise ConfigError(
-            f"requests is {serving.requests:,} for each load level, but at most {MAX_REQUESTS:,} requests are possible",
+            f"task.serving.requests is {serving.requests:,}, but each load level can have at most {MAX_REQUESTS:,} "
+            "requests",
             where="task.serving.requests",
-            fix=fix,
+            fix=f"set task.serving.requests to {MAX_REQUESTS:,} or less; for more requests in total, raise trials",
         )
     if serving.max_client_delay > 1:
-        what = f"max_client_delay is {serving.max_client_delay:g}, but must be a share of the latency, at most 1"
         raise ConfigError(
-            what, where="task.serving.max_client_delay", fix="set max_client_delay to a share such as 0.05"
+            f"max_client_delay is {serving.max_client_delay:g}, but must be a share of the latency, at most 1",
+            where="task.serving.max_client_delay",
+            fix="set task.serving.max_client_delay to a share such as 0.05",
         )
 
 
@@ -114,22 +115,34 @@ def _check_arrivals(serving: Serving) -> None:
     arrivals, rates, is_poisson = serving.arrivals, serving.rates, Arrivals.poisson in serving.arrivals
     where = "task.serving.arrivals, task.serving.rates"
     if not arrivals or len(set(arrivals)) != len(arrivals):
-        fix = f"list one or more of {', '.join(one.name for one in Arrivals)} in arrivals, without duplicates"
-        raise ConfigError("arrivals is empty or has duplicates", where=where, fix=fix)
-    if is_poisson != bool(rates):
-        if is_poisson:
-            what, fix = "arrivals has poisson, but rates is empty", "set rates such as [1,2,4], or remove poisson"
-        else:
-            what, fix = "rates is set, but arrivals has no poisson", "add poisson to arrivals, or set rates=[]"
-        raise ConfigError(what, where=where, fix=fix)
-    if any(not 0 < rate < float("inf") for rate in rates) or sorted(set(rates)) != list(rates):
-        what = f"rates is {', '.join(f'{rate:g}' for rate in rates)}, but rates must be above 0 and in ascending order"
+        known_arrivals = ", ".join(arrival.name for arrival in Arrivals)
         raise ConfigError(
-            what, where=where, fix="list rates in requests per second, in ascending order and without duplicates"
+            "task.serving.arrivals is empty or has duplicates",
+            where=where,
+            fix=f"list one or more of {known_arrivals} in task.serving.arrivals, without duplicates",
+        )
+    if is_poisson and not rates:
+        raise ConfigError(
+            "task.serving.arrivals contains poisson, but task.serving.rates is empty",
+            where=where,
+            fix="set task.serving.rates to requests per second, such as [1,2,4], or remove poisson",
+        )
+    if rates and not is_poisson:
+        raise ConfigError(
+            "task.serving.rates is set, but task.serving.arrivals does not contain poisson",
+            where=where,
+            fix="add poisson to task.serving.arrivals, or set task.serving.rates=[]",
+        )
+    if any(not 0 < rate < float("inf") for rate in rates) or sorted(set(rates)) != list(rates):
+        raise ConfigError(
+            f"task.serving.rates is {', '.join(f'{rate:g}' for rate in rates)}, but rates must be above 0 and in "
+            "ascending order",
+            where=where,
+            fix="list rates in requests per second, in ascending order and without duplicates",
         )
     if is_poisson and serving.limits.latency_s is None:
         raise ConfigError(
-            "arrivals has poisson, which needs a latency limit, but task.serving.limits.latency_s is not set",
+            "poisson arrivals need a latency limit, but task.serving.limits.latency_s is not set",
             where="task.serving.limits.latency_s",
             fix="set task.serving.limits.latency_s to the highest allowed 99th percentile of the latency, in seconds",
         )
@@ -137,32 +150,50 @@ def _check_arrivals(serving: Serving) -> None:
 
 def _check_concurrency(serving: Serving) -> None:
     numbers, where = serving.concurrency, "task.serving.arrivals, task.serving.concurrency"
-    if (Arrivals.concurrent in serving.arrivals) != bool(numbers):
-        what, fix = "concurrency is set, but arrivals has no concurrent", "add concurrent to arrivals"
-        if not numbers:
-            what, fix = "arrivals has concurrent, but concurrency is empty", "set concurrency such as [1,8,32]"
-        raise ConfigError(what, where=where, fix=fix)
+    if numbers and Arrivals.concurrent not in serving.arrivals:
+        raise ConfigError(
+            "task.serving.concurrency is set, but task.serving.arrivals does not contain concurrent",
+            where=where,
+            fix="add concurrent to task.serving.arrivals",
+        )
+    if not numbers and Arrivals.concurrent in serving.arrivals:
+        raise ConfigError(
+            "task.serving.arrivals contains concurrent, but task.serving.concurrency is empty",
+            where=where,
+            fix="set task.serving.concurrency to numbers of requests, such as [1,8,32]",
+        )
     if sorted(set(numbers)) != list(numbers) or any(not 1 <= number <= serving.requests for number in numbers):
-        what = f"concurrency is {numbers}, but must be in ascending order, from 1 to task.serving.requests"
-        raise ConfigError(what, where=where, fix=f"list numbers from 1 to {serving.requests}, without duplicates")
+        raise ConfigError(
+            f"task.serving.concurrency is {numbers}, but the numbers must be in ascending order, from 1 to "
+            "task.serving.requests",
+            where=where,
+            fix=f"list numbers from 1 to {serving.requests}, in ascending order and without duplicates",
+        )
 
 
 def _check_place(config: Config) -> None:
     cluster, tp = config.cluster, config.parallel.tp or 1
     if cluster.num_nodes > 1:
-        what = f"a server runs on one node, but cluster.num_nodes is {cluster.num_nodes}"
-        raise ConfigError(what, where="cluster.num_nodes", fix="set cluster.num_nodes=1")
-    most = cluster.ranks_per_node if cluster.device is Device.cuda else 1
-    if tp > most:
-        what = (
-            f"parallel.tp is {tp}, but a node has only {most} GPUs"
-            if cluster.device is Device.cuda
-            else f"parallel.tp is {tp}, but a server on a CPU supports only 1"
+        raise ConfigError(
+            f"a server runs on one node, but cluster.num_nodes is {cluster.num_nodes}",
+            where="cluster.num_nodes",
+            fix="set cluster.num_nodes=1",
         )
-        raise ConfigError(what, where="parallel.tp, cluster.ranks_per_node", fix=f"set parallel.tp to at most {most}")
+    max_tp = cluster.ranks_per_node if cluster.device is Device.cuda else 1
+    if tp > max_tp:
+        raise ConfigError(
+            f"parallel.tp is {tp}, but a node has only {max_tp} GPUs"
+            if cluster.device is Device.cuda
+            else f"parallel.tp is {tp}, but a server on a CPU supports only parallel.tp=1",
+            where="parallel.tp, cluster.ranks_per_node",
+            fix=f"set parallel.tp to at most {max_tp}",
+        )
     if (config.parallel.pp or 1) > 1 or (config.parallel.cp or 1) > 1:
-        what = "parallel.pp or parallel.cp is above 1, but a server supports only tensor parallelism"
-        raise ConfigError(what, where="parallel.pp, parallel.cp", fix="set parallel.pp=1 parallel.cp=1")
+        raise ConfigError(
+            "parallel.pp or parallel.cp is above 1, but a server supports only tensor parallelism",
+            where="parallel.pp, parallel.cp",
+            fix="set parallel.pp=1 parallel.cp=1",
+        )
 
 
 def _check_tensor_parallel(config: Config) -> None:
@@ -171,31 +202,33 @@ def _check_tensor_parallel(config: Config) -> None:
 
     def undivided(tp: int) -> list[str]:
         sizes = {"attention heads": m.num_attention_heads, "FFN columns": m.ffn_hidden_size}
-        wrong = [f"{size} {what}" for what, size in sizes.items() if size % tp]
-        return wrong + [f"{m.num_query_groups} KV heads"] * bool(m.num_query_groups % tp and tp % m.num_query_groups)
+        own = [f"{size} {name}" for name, size in sizes.items() if size % tp]
+        return own + [f"{m.num_query_groups} KV heads"] * bool(m.num_query_groups % tp and tp % m.num_query_groups)
 
-    if wrong := undivided(tp):
+    if undivided_sizes := undivided(tp):
         legal = ", ".join(str(n) for n in range(1, most + 1) if not undivided(n))
-        what = f"tp {tp} does not divide the {', '.join(wrong)} of {m.name}"
-        raise ConfigError(what, where="parallel.tp", fix=f"set parallel.tp to one of {legal}")
+        raise ConfigError(
+            f"tp {tp} does not divide the {', '.join(undivided_sizes)} of {m.name}",
+            where="parallel.tp",
+            fix=f"set parallel.tp to one of {legal}",
+        )
 
 
 def _check_profile(config: Config, server: Server) -> None:
     kind = config.launch.profile
     if kind in (ProfileKind.kernels, ProfileKind.nsys):
-        what = f"launch.profile={kind.name} needs training steps, but this task does not train"
-        raise ConfigError(what, where="launch.profile", fix="set launch.profile=modules or launch.profile=none")
-    if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
-        able = "transformers, vllm, sglang or lightllm"
         raise ConfigError(
-            f"runstop cannot profile the GPU time of {server.name.name}"
-            + (
-                ", because task.serving.server.url is set: runstop does not start this server"
-                if server.url is not None
-                else ""
-            ),
+            f"launch.profile={kind.name} needs training steps, but this task does not train",
             where="launch.profile",
-            fix=f"set launch.profile=none, or let runstop start one of the servers {able}",
+            fix="set launch.profile=modules or launch.profile=none",
+        )
+    if kind is ProfileKind.modules and (server.profile is None or server.url is not None):
+        raise ConfigError(
+            f"runstop cannot profile the GPU time of the server {server.name.name}"
+            if server.url is None
+            else "runstop can profile only a server that runstop starts, but task.serving.server.url is set",
+            where="launch.profile",
+            fix="set launch.profile=none, or let runstop start a server of transformers, vllm, sglang or lightllm",
         )
 
 
@@ -208,12 +241,13 @@ def check_memory(config: Config, needed: ServingMemory) -> None:
     least_gib = needed.weights_gib + needed.workspace_gib + needed.request_gib
     usable_gib = needed.fraction * gpu.memory_gib
     raise ConfigError(
-        f"for one request a server needs {least_gib:.1f} GiB per GPU, but may use only {usable_gib:.1f} GiB of the "
-        f"{gpu.memory_gib:g} GiB of a {gpu.name}: weights {needed.weights_gib:.1f}, KV cache {needed.request_gib:.2f}, "
-        f"workspace {needed.workspace_gib:.1f}; the KV cache of all {needed.concurrent:,} requests would need "
+        f"for one request a server needs {least_gib:.1f} GiB per GPU (weights {needed.weights_gib:.1f}, KV cache "
+        f"{needed.request_gib:.2f}, workspace {needed.workspace_gib:.1f}), but may use only {usable_gib:.1f} of the "
+        f"{gpu.memory_gib:g} GiB of a {gpu.name}; the KV cache of all {needed.concurrent:,} requests would need "
         f"{needed.all_gib:.1f} GiB",
         where=f"parallel.tp, precision, {SERVER}.memory_fraction",
-        fix="raise parallel.tp (it splits weights and KV cache), set precision=fp8, or use GPUs with more memory",
+        fix="raise parallel.tp to split weights and KV cache over more GPUs, set precision=fp8, or use GPUs with more "
+        "memory",
     )
 
 
@@ -236,32 +270,44 @@ def _check_started(config: Config, server: Server) -> None:
     names = _placeholders(server)
     if not server.argv or (unknown := names - set(PLACEHOLDERS)) or not {"model", "port"} <= names:
         is_unknown = server.argv and unknown
-        what = (
-            f"the placeholder {{{min(unknown)}}} does not exist"
+        raise ConfigError(
+            f"the command line of the server contains the unknown placeholder {{{min(unknown)}}}"
             if is_unknown
-            else "the placeholder {model} or {port} is missing"
+            else "the command line of the server must contain the placeholders {model} and {port}",
+            where=COMMAND,
+            fix=BRACES,
         )
-        raise ConfigError(what, where=COMMAND, fix=BRACES)
     if "tp" not in names and (config.parallel.tp or 1) > 1:
-        what = f"parallel.tp is set, but the command line of {server.name.name} has no placeholder {{tp}}"
-        raise ConfigError(what, where="parallel.tp", fix="set parallel.tp=1, or set server= to another server")
+        raise ConfigError(
+            f"parallel.tp is {config.parallel.tp}, but the command line of the server {server.name.name} has no "
+            "placeholder {tp}",
+            where="parallel.tp",
+            fix="set parallel.tp=1, or set server= to another server",
+        )
     if not 0 < server.memory_fraction <= 1:
-        what = f"memory_fraction is {server.memory_fraction:g}, but must be above 0 and at most 1"
-        raise ConfigError(what, where=f"{SERVER}.memory_fraction", fix="set memory_fraction to a share such as 0.9")
+        raise ConfigError(
+            f"memory_fraction is {server.memory_fraction:g}, but must be above 0 and at most 1",
+            where=f"{SERVER}.memory_fraction",
+            fix=f"set {SERVER}.memory_fraction to a share such as 0.9",
+        )
     if config.precision.name not in server.precisions:
         raise ConfigError(
-            f"{server.name.name} has no options for precision {config.precision.name}",
+            f"the server {server.name.name} has no command-line options for precision={config.precision.name}",
             where="precision",
-            fix=f"set precision to one of {', '.join(server.precisions)}, or add options to {SERVER}.precisions",
+            fix=f"set precision to one of {', '.join(server.precisions)}, or add the options to {SERVER}.precisions",
         )
     if server.port is not None and not 1 <= server.port <= 65535:
         raise ConfigError(
-            f"{server.port} is not a valid port", where=f"{SERVER}.port", fix="set a port from 1 to 65535, or null"
+            f"{SERVER}.port is {server.port}, which is not a valid port",
+            where=f"{SERVER}.port",
+            fix=f"set {SERVER}.port to a port from 1 to 65535, or to null",
         )
     if model_folder(config) is None and config.model.weights is not Weights.random:
-        what = "the folder of the model is not set"
-        fix = "export MODEL=FOLDER with a folder in Hugging Face format, or set model.weights=random"
-        raise ConfigError(what, where=f"{SERVER}.model, cluster.paths.model", fix=fix)
+        raise ConfigError(
+            "the folder of the model is not set",
+            where=f"{SERVER}.model, cluster.paths.model",
+            fix="export MODEL=FOLDER with a folder in Hugging Face format, or set model.weights=random",
+        )
 
 
 def _placeholders(server: Server) -> set[str]:
@@ -272,7 +318,9 @@ def _placeholders(server: Server) -> set[str]:
         if server.profile is not None:
             names |= _fields([*server.profile.options, *server.profile.environment.values()]) - {PROFILE}
     except ValueError as error:
-        raise ConfigError(f"the command line has a single brace: {error}", where=COMMAND, fix=BRACES) from error
+        raise ConfigError(
+            f"the command line of the server contains an unmatched brace: {error}", where=COMMAND, fix=BRACES
+        ) from error
     return names
 
 
@@ -284,9 +332,10 @@ def _check_elsewhere(server: Server) -> None:
     """Refuse the URL of a running server if it is malformed, or its model or tokenizer is not given."""
     assert server.url is not None
     if not server.url.startswith(("http://", "https://")) or server.url.rstrip("/").endswith("/v1"):
-        what = f"{server.url} is not a URL such as http://node7:8000"
         raise ConfigError(
-            what, where=f"{SERVER}.url", fix="write http:// or https://, the host and the port, without /v1"
+            f"{SERVER}.url is {server.url}, but must be a URL such as http://node7:8000",
+            where=f"{SERVER}.url",
+            fix="write http:// or https://, then the host and the port, without /v1",
         )
     if server.model is None or server.tokenizer is None:
         raise ConfigError(

@@ -30,16 +30,23 @@ class TextFile:
         """
         try:
             if (size := path.stat().st_size) > self.max_bytes:
-                what = f"the {self.name} has {size:,} bytes, but at most {self.max_bytes:,} are allowed"
-                raise ConfigError(what, where=str(path), fix=self.shorten)
+                raise ConfigError(
+                    f"the {self.name} has {size:,} bytes, but at most {self.max_bytes:,} bytes are allowed",
+                    where=str(path),
+                    fix=self.shorten,
+                )
             content = path.read_bytes()
             return content.decode("utf-8-sig"), content
         except OSError as error:
-            what = f"the {self.name} cannot be read: {error.strerror}"
-            raise ConfigError(what, where=str(path), fix=f"set {self.setting} to a readable file") from error
+            raise ConfigError(
+                f"the {self.name} cannot be read: {error.strerror}",
+                where=str(path),
+                fix=f"set {self.setting} to a readable file",
+            ) from error
         except UnicodeDecodeError as error:
-            what = f"the {self.name} is not UTF-8 text: {error.reason}"
-            raise ConfigError(what, where=str(path), fix=self.fix) from error
+            raise ConfigError(
+                f"the {self.name} is not UTF-8 text: {error.reason}", where=str(path), fix=self.fix
+            ) from error
 
     def json_lines(self, text: str, path: Path) -> Iterator[tuple[Any, str]]:
         """Yield the value of each line that is not blank, and the place of the line for messages.

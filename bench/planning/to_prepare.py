@@ -61,7 +61,7 @@ class Conversion:
         """Raise ConfigError if this user may not write the checkpoint into the folder."""
         if self.fix:
             raise ConfigError(
-                "the converted weights cannot be written into this folder: this user has no write permission",
+                "runstop cannot write the converted weights into this folder: this user has no write permission",
                 where=str(self.source),
                 fix=f"{self.fix}; then run the same command again",
                 rule="CFG-08",

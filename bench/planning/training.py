@@ -104,7 +104,7 @@ def _make_base(base: Config) -> TrainingPlan:
     except ConfigError as error:
         name, size, tokens = base.task.name, base.training_recipe.global_batch_size, base.training_data.seq_length
         raise ConfigError(
-            f"{error.what} (in the task {name}, which trains the base checkpoint of this task)",
+            f"{error.what} (this error is in task={name}, which trains the base checkpoint of this task)",
             where=f"task={name}: {error.where}",
             fix=f"change the ranks or the model so that task={name} can train {size} rows of {tokens} tokens in a step",
             rule=error.rule,

@@ -37,18 +37,18 @@ def schedule(subject: Subject) -> Iterator[Finding | str]:
     known = BENCHMARKS[str(plan.config.task.benchmark)]
     assert known.schedule is not None
     gbs = plan.batch.global_batch_size
-    required_samples = (known.schedule.first(gbs), known.schedule.interval(gbs))
-    planned = (plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs)
-    if planned != required_samples:
-        what = (
-            "the first evaluation is after {:,} samples and the interval is {:,} samples, but the rules require {:,} "
+    required_first, required_interval = known.schedule.first(gbs), known.schedule.interval(gbs)
+    first, interval = plan.evaluation.first_step * gbs, plan.evaluation.every_steps * gbs
+    if (first, interval) != (required_first, required_interval):
+        yield broken(
+            "CFG-03",
+            f"the first evaluation is after {first:,} samples, with an interval of {interval:,} samples, but the rules "
+            f"require {required_first:,} samples and an interval of {required_interval:,} samples",
+            "recipe.eval_every_samples, recipe.eval_skip",
+            fix=f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null",
+            severity="warning",
         )
-        what += "and {:,} samples"
-        what = what.format(*planned, *required_samples)
-        where = "recipe.eval_every_samples, recipe.eval_skip"
-        fix = f"set recipe.eval_every_samples={known.schedule.every} recipe.eval_skip=null"
-        yield broken("CFG-03", what, where, fix=fix, severity="warning")
-    yield "first at {:,} samples, then every {:,}".format(*planned)
+    yield f"first at {first:,} samples, then every {interval:,}"
 
 
 def is_for_closed_division(plan: Plan) -> bool:
@@ -72,8 +72,12 @@ def reference(subject: Subject) -> Iterator[Finding | str]:
     gbs = required(subject.plan, TrainingPlan).batch.global_batch_size
     point = rcp_record(str(subject.plan.config.task.benchmark), gbs, RULESETS[-1])
     if point is None:
-        what = f"ruleset {RULESETS[-1]} has no reference convergence point for a global batch size of {gbs}"
-        yield broken("CFG-04", what, "recipe.global_batch_size", severity="warning")
+        yield broken(
+            "CFG-04",
+            f"MLPerf ruleset {RULESETS[-1]} has no reference convergence point for a global batch size of {gbs}",
+            "recipe.global_batch_size",
+            severity="warning",
+        )
     else:
         yield f"{point.mean:,.0f} samples on average"
 
@@ -95,8 +99,13 @@ def walltime(subject: Subject) -> Iterator[Finding | str]:
     projected, limit = projection.training_time(plan), plan.config.walltime
     assert projected is not None and limit is not None
     if projected.minutes > limit:
-        what = f"a trial takes an estimated {projected.minutes:.1f} min, but its walltime is {limit} min"
-        yield broken("CFG-13", what, "walltime", fix=_longer(plan, projected.walltime_min), severity="warning")
+        yield broken(
+            "CFG-13",
+            f"a trial takes an estimated {projected.minutes:.1f} min, but walltime is {limit} min",
+            "walltime",
+            fix=_longer(plan, projected.walltime_min),
+            severity="warning",
+        )
     yield f"{projected.minutes:.1f} of {limit} min"
 
 
@@ -106,9 +115,11 @@ def _longer(plan: Plan, minutes: int) -> str:
     job = job_min(1 if config.launch.array else config.trials, minutes)
     longest = slurm.max_walltime_min if slurm else None
     if longest is not None and job > longest:
-        too_long = f"walltime={minutes} needs a job of {job} min, and this cluster allows {longest}"
-        return f"lower task.training.max_steps: {too_long}"
-    return f"set walltime={minutes} or more (10 % are for evaluations), or lower task.training.max_steps"
+        return (
+            f"lower task.training.max_steps, because walltime={minutes} needs a job of {job} min, and this cluster "
+            f"allows only {longest} min"
+        )
+    return f"set walltime={minutes} or more (this includes 10 % for evaluations), or lower task.training.max_steps"
 
 
 def image(subject: Subject) -> Iterator[Finding | str]:
@@ -132,8 +143,12 @@ def other_gpu(subject: Subject) -> Iterator[Finding]:
     """Yield a warning that this plan's kernels, image and telemetry were not run on such a GPU."""
     gpu = subject.plan.config.cluster.gpu
     assert gpu is not None
-    what = f"runstop's kernels, image and telemetry were never tested on the GPU {gpu.name}"
-    yield broken("HW-07", what, "cluster.gpu", severity="warning")
+    yield broken(
+        "HW-07",
+        f"runstop's kernels, image and telemetry were never tested on the GPU {gpu.name}",
+        "cluster.gpu",
+        severity="warning",
+    )
 
 
 def runs_program_in_image(plan: Plan) -> bool:
@@ -182,8 +197,12 @@ def is_under_nsys(plan: Plan) -> bool:
 def profiler(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if nsys is not on PATH."""
     if (path := shutil.which("nsys")) is None:
-        fix = "install Nsight Systems, or set launch.profile=none"
-        yield broken("RUN-08", "nsys is not on PATH", "launch.profile=nsys", fix=fix)
+        yield broken(
+            "RUN-08",
+            "nsys is not on PATH",
+            "launch.profile=nsys",
+            fix="install Nsight Systems, or set launch.profile=none",
+        )
     else:
         yield path
 
@@ -192,10 +211,15 @@ def program(subject: Subject) -> Iterator[Finding | str]:
     """Yield an error if the server's program is not on PATH."""
     serving = subject.plan.config.task.serving
     assert serving is not None
-    name = serving.server.argv[0]
-    if (path := shutil.which(name)) is None:
-        fix = f"install {serving.server.name.name}, write the full path of {name}, or set server= to another server"
-        yield broken("SRV-01", f"{name} is not on PATH", "task.serving.server.argv", fix=fix)
+    program_name = serving.server.argv[0]
+    if (path := shutil.which(program_name)) is None:
+        yield broken(
+            "SRV-01",
+            f"{program_name} is not on PATH",
+            "task.serving.server.argv",
+            fix=f"install {serving.server.name.name}, write the full path of {program_name}, or set server= to another "
+            "server",
+        )
     else:
         yield path
 

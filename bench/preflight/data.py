@@ -37,7 +37,10 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
         fix = "set DATADIR to the prepared rows; `python -m jobs.tasks.convert rows` creates them (docs/weights.md)"
         fix += or_download(sources.data_command(planned, folder))
         yield broken(
-            "CFG-06", f"there are no prepared rows of {planned.name}", str(folder / "train_tokens.npy"), fix=fix
+            "CFG-06",
+            f"there are no prepared rows of {planned.name}",
+            str(folder / "train_tokens.npy"),
+            fix=fix,
         )
         return
     for name, count in (("train", planned.num_train_rows), ("eval", planned.eval_rows)):
@@ -57,8 +60,12 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
                 what = f"{path.name} has dtype {header.dtype}, but {part} must be {kind}"
                 yield broken("CFG-06", what, str(path), fix=fix)
             elif (size := path.stat().st_size) != header.num_bytes:
-                what = f"{path.name} has {size:,} bytes, but {header.num_bytes:,} according to its header"
-                yield broken("CFG-06", what, str(path), fix="copy the file again: it is incomplete")
+                yield broken(
+                    "CFG-06",
+                    f"{path.name} has {size:,} bytes, but must have {header.num_bytes:,} bytes by its header",
+                    str(path),
+                    fix="copy the file again",
+                )
 
 
 def megatron_files_in(folder: Path, planned: Data) -> Iterator[Finding]:
@@ -71,8 +78,12 @@ def megatron_files_in(folder: Path, planned: Data) -> Iterator[Finding]:
             yield broken("CFG-06", error.what, error.where, fix=fix)
             continue
         if header.num_tokens < (needed := rows * planned.seq_length + 1):
-            what = f"{name}.bin has {header.num_tokens:,} tokens, but {needed:,} are needed"
-            yield broken("CFG-06", what, str(folder / f"{name}.bin"), fix=megatron_files.FIX)
+            yield broken(
+                "CFG-06",
+                f"{name}.bin has {header.num_tokens:,} tokens, but the run needs {needed:,} tokens",
+                str(folder / f"{name}.bin"),
+                fix=megatron_files.FIX,
+            )
 
 
 def checkpoint(folder: Path, config: Config, words: Sequence[str] = ()) -> Iterator[Finding]:
@@ -99,13 +110,12 @@ def checkpoint(folder: Path, config: Config, words: Sequence[str] = ()) -> Itera
         first = to_prepare.Conversion(folder, located).fix
         fix = f"run this command first: {to_prepare.command(words)}"
         fix = f"{first}; then {fix}" if first else fix
-        what = f"the Hugging Face weights of {model.name} are not converted"
-        yield broken("CFG-06", what, str(folder), fix=fix)
+        yield broken("CFG-06", f"the Hugging Face weights of {model.name} are not converted", str(folder), fix=fix)
         return
     if not path.exists():
         fix = "set MODEL to a folder with config.json and *.safetensors, or to a checkpoint folder with metadata.json"
         fix += or_download(model_command(folder, model))
-        yield broken("CFG-06", f"there is no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
+        yield broken("CFG-06", f"the folder contains no megatron-core checkpoint of {model.name}", str(folder), fix=fix)
         return
     try:
         metadata = json.loads(path.read_text())
@@ -138,8 +148,12 @@ def manifest(folder: Path, *, fix: str | None = None) -> Iterator[Finding]:
     wrong = [why for entry in entries if (why := difference(folder, *entry))]
     if wrong:
         more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        what = f"{len(wrong)} of {len(entries)} files differ from {MANIFEST}: {wrong[0]}{more}"
-        yield broken("CFG-06", what, str(path), fix=fix or "copy these files again from their source")
+        yield broken(
+            "CFG-06",
+            f"{len(wrong)} of {len(entries)} files differ from {MANIFEST}: {wrong[0]}{more}",
+            str(path),
+            fix=fix or "copy these files again from their source",
+        )
 
 
 def _entries(manifest: Any) -> Any:
@@ -265,9 +279,9 @@ def _check_chat_template(tokenizer: Path, data: Data) -> None:
             Environment(extensions=["jinja2.ext.loopcontrols"]).parse(known)  # noqa: S701 - renders nothing
         except TemplateSyntaxError as error:
             raise ConfigError(
-                f"the chat template is not valid in line {error.lineno}: {error.message}",
+                f"line {error.lineno} of the chat template is not valid: {error.message}",
                 where=data.chat_template or str(tokenizer.parent),
-                fix="copy the template of the model again, or set data.chat_template to a Jinja file",
+                fix="copy the chat template of the model again, or set data.chat_template to a Jinja file",
                 rule="CFG-06",
             ) from error
 
@@ -288,14 +302,12 @@ def _other_files(rows: Path) -> Iterator[Finding]:
     for file in source.get("files", []) if isinstance(source, dict) else []:
         path = Path(file["path"])
         if path.is_file() and (why := difference(path.parent, path.name, file["bytes"], file["sha256"])):
-            fix = (
-                "restore this file, or delete the folder of the prepared rows, so that runstop prepares the rows again"
-            )
             yield broken(
                 "CFG-06",
-                f"a file has changed since rows were prepared from this file: {why}",
+                f"a file has changed after rows were prepared from this file: {why}",
                 f"{rows}, {path}",
-                fix=fix,
+                fix="restore this file, or delete the folder of the prepared rows, so that runstop prepares the rows "
+                "again",
             )
             return
 
@@ -311,22 +323,24 @@ def _new_files(rows: Path, root: Path, plan: Plan) -> Iterator[Finding]:
     except (ConfigError, OSError, ValueError):  # the files may have been deleted; older manifests list none
         return
     if new:
-        fix = (
-            "remove this newer file, or delete the folder of the prepared rows, so that runstop prepares the rows again"
-        )
         yield broken(
             "CFG-06",
-            f"the prepared rows do not contain the records of the newer file {new[0].name}",
+            f"the prepared rows do not contain the records of {new[0].name}, because this file was added later",
             f"{rows}, {new[0]}",
-            fix=fix,
+            fix="remove the added file, or delete the folder of the prepared rows, so that runstop prepares the rows "
+            "again",
         )
 
 
 def _disk_space(plan: Plan, root: Path) -> Iterator[Finding]:
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        fix = "set DATADIR to a folder in which this user may write"
-        yield broken("CFG-08", "this user has no permission to write rows into this folder", str(existing), fix=fix)
+        yield broken(
+            "CFG-08",
+            "this user has no permission to write rows into this folder",
+            str(existing),
+            fix="set DATADIR to a folder in which this user may write",
+        )
         return
     try:
         data_files.check_room(root, plan.config.training_data)
@@ -347,8 +361,9 @@ def _check_head(path: Path, data: Data) -> None:
         elif (names := _parquet_columns(path)) is not None:
             data_files.columns_in_file(names, data)
     except ValueError as error:
-        fix = data_files.columns_fix(data)
-        raise ConfigError(f"the first record is not valid: {error}", where=str(path), fix=fix) from error
+        raise ConfigError(
+            f"the first record is not valid: {error}", where=str(path), fix=data_files.columns_fix(data)
+        ) from error
 
 
 def _parquet_columns(path: Path) -> list[str] | None:
@@ -361,8 +376,11 @@ def _parquet_columns(path: Path) -> list[str] | None:
     try:
         return list(parquet.read_schema(path).names)
     except (OSError, pyarrow.ArrowException) as error:
-        what = f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}"
-        raise ConfigError(what, where=str(path), fix="copy the file again") from error
+        raise ConfigError(
+            f"the parquet file is truncated or damaged: {str(error).splitlines()[0]}",
+            where=str(path),
+            fix="copy the file again",
+        ) from error
 
 
 def _first(path: Path) -> Any:
@@ -387,5 +405,6 @@ def _first(path: Path) -> Any:
     except ValueError as error:
         if len(head) == HEAD_BYTES:
             return None
-        fix = "write one JSON object per line"
-        raise ConfigError(f"the first record is not JSON: {error}", where=str(path), fix=fix) from error
+        raise ConfigError(
+            f"the first record is not JSON: {error}", where=str(path), fix="write one JSON object per line"
+        ) from error

@@ -36,10 +36,17 @@ def tier_for(plan: Plan, requested: Tier | None) -> Tier:
         return "login" if has_site and backend.is_available() else "laptop"
     if requested == "laptop" or (requested in backend.tiers and backend.is_available()):
         return requested
-    reason = f"this machine cannot query {cluster.backend.name}" if has_site else f"cluster={cluster.name} has no queue"
-    what = f"tier {requested} cannot run: {reason}"
-    fix = "run `runstop doctor` on the login node" if has_site else "choose a cluster with a queue"
-    raise ConfigError(what, where=f"--tier {requested}", fix=f"{fix}, or use --tier laptop")
+    if not has_site:
+        raise ConfigError(
+            f"--tier {requested} needs a cluster with a queue, but cluster={cluster.name} has no queue",
+            where=f"--tier {requested}",
+            fix="choose a cluster with a queue, or use --tier laptop",
+        )
+    raise ConfigError(
+        f"--tier {requested} queries {cluster.backend.name}, but this machine cannot query {cluster.backend.name}",
+        where=f"--tier {requested}",
+        fix="run `runstop doctor` on the login node, or use --tier laptop",
+    )
 
 
 def examine(

@@ -49,21 +49,32 @@ def paths(subject: Subject) -> Iterator[Finding]:
             where = f"container={config.container.name}" if name == "CONT" else f"cluster={config.cluster.name}"
             yield broken("CFG-06", f"{variable} is not set", where, fix=fix)
         elif not full.startswith("/") and name != "CONT":
-            fix = "write an absolute path: the job starts in another folder"
-            yield broken("CFG-06", f"{name} is not an absolute path", full, fix=fix)
-        elif bad := _invalid_character(full):
-            fix = f"set {name} to a path without this character, for example a symbolic link"
-            yield broken("CFG-06", f"{name} contains {bad!r}, which is not allowed", quoted(full), fix=fix)
+            yield broken(
+                "CFG-06",
+                f"{name} must be an absolute path, because the job starts in another folder",
+                full,
+                fix=f"set {name} to an absolute path",
+            )
+        elif character := _invalid_character(full):
+            yield broken(
+                "CFG-06",
+                f"{name} contains the character {character!r}, which is not allowed",
+                quoted(full),
+                fix=f"set {name} to a path without this character, for example to a symbolic link",
+            )
 
 
 def _invalid_variable(text: str) -> Finding | None:
     """Return a finding for a variable in a path whose value has an invalid character, which the job would refuse."""
     for variable in re.findall(r"\$(\w+)", text):
         value = os.environ.get(variable, "")
-        if bad := _invalid_character(value):
-            fix = f"export {variable} with a path without this character, for example a symbolic link"
-            what = f"{variable} contains {bad!r}, which is not allowed"
-            return broken("CFG-06", what, f"{variable}={quoted(value)}", fix=fix)
+        if character := _invalid_character(value):
+            return broken(
+                "CFG-06",
+                f"{variable} contains the character {character!r}, which is not allowed",
+                f"{variable}={quoted(value)}",
+                fix=f"export {variable} with a path without this character, for example with a symbolic link",
+            )
     return None
 
 
@@ -76,10 +87,16 @@ def unused_container(subject: Subject) -> Iterator[Finding]:
     """Yield a warning if an image or mounts are set, but no container runtime."""
     c = subject.plan.config.container
     if c.runtime is Runtime.none and (c.mounts or c.image):
-        what = f"container.{'mounts is' if c.mounts else 'image is'} set but has no effect: no container runtime is set"
+        key = "container.mounts" if c.mounts else "container.image"
         is_slurm = subject.plan.config.cluster.backend is BackendName.slurm
-        fix = "set container=pyxis" if is_slurm else "set container=docker, podman or apptainer, or remove it"
-        yield broken("PYX-04", what, "container", fix=fix, severity="warning")
+        runtimes = "pyxis" if is_slurm else "docker, podman or apptainer"
+        yield broken(
+            "PYX-04",
+            f"{key} is set, but has no effect, because no container runtime is set",
+            "container",
+            fix=f"set container={runtimes}, or remove {key}",
+            severity="warning",
+        )
 
 
 def unmounted_program(subject: Subject) -> Iterator[Finding]:
@@ -96,9 +113,13 @@ def unmounted_program(subject: Subject) -> Iterator[Finding]:
     for argument in config.program.argv:
         path = Path(argument)
         if path.is_absolute() and path.is_file() and not any(path.is_relative_to(folder) for folder in folders):
-            what = f"no mount puts the file {argument} into the container; without it the program cannot start"
-            fix = f"add {path.parent}:{path.parent}:ro to container.mounts"
-            yield broken("RUN-08", what, "engine.command.argv", fix=fix, severity="warning")
+            yield broken(
+                "RUN-08",
+                f"no mount puts the file {argument} into the container; without this file the program cannot start",
+                "engine.command.argv",
+                fix=f"add {path.parent}:{path.parent}:ro to container.mounts",
+                severity="warning",
+            )
 
 
 def _local_path(text: str | None, name: str) -> Path:
@@ -190,20 +211,33 @@ def outputs(subject: Subject) -> Iterator[Finding | str]:
     logs = folder or _local_path(subject.plan.config.cluster.paths.logs, "LOGDIR")
     for trial in subject.plan.trials:
         if folder and (folder / trial.log).exists():
-            what = f"{trial.log} already exists, and an existing log is never changed"
-            fix = "remove launch.folder to get a new folder, or set launch.folder to another folder"
-            yield broken("CFG-05", what, str(folder / trial.log), fix=fix)
+            yield broken(
+                "CFG-05",
+                f"the log {trial.log} already exists, and runstop never changes an existing log",
+                str(folder / trial.log),
+                fix="remove launch.folder to get a new folder, or set launch.folder to another folder",
+            )
             return
     existing = next(p for p in (logs, *logs.absolute().parents) if p.exists())
     if not existing.is_dir():
-        yield broken("CFG-08", "this path is a file, not a folder", str(existing), fix="set launch.folder or LOGDIR")
+        yield broken(
+            "CFG-08",
+            "the results need a folder, but this path is a file",
+            str(existing),
+            fix="set launch.folder or LOGDIR to a folder",
+        )
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield broken("CFG-08", "this user has no permission to write into this folder", str(existing))
+        yield broken("CFG-08", "this user has no permission to write results into this folder", str(existing))
     elif (free := shutil.disk_usage(existing).free // 2**20) < (need := MIN_FREE_MIB + _checkpoints_mib(subject.plan)):
         named = "LOGDIR" if subject.plan.config.launch.folder is None else "launch.folder"
         fix = f"free disk space, or set {named} to a larger disk"
         fix += ", or set task.training.checkpoint_every_steps=null" if need > MIN_FREE_MIB else ""
-        yield broken("CFG-08", f"{free:,} MiB are free, but the run needs {need:,} MiB", str(existing), fix=fix)
+        yield broken(
+            "CFG-08",
+            f"only {free:,} MiB of disk space are free, but the run needs {need:,} MiB",
+            str(existing),
+            fix=fix,
+        )
     else:
         yield f"{free:,} MiB free in {existing}"
 
@@ -237,12 +271,14 @@ def shared(subject: Subject) -> Iterator[Finding | str]:
         if place:
             unshared.setdefault(place, []).append(name)
     for place, names in unshared.items():
-        what = f"other nodes cannot read {', '.join(names)}, which is in {place} and local to this machine"
-        fix = (
-            f"set {', '.join(names)} to a shared file system that every node mounts; on a single machine, ignore this "
-            "warning"
+        yield broken(
+            "SLU-06",
+            f"other nodes cannot read {', '.join(names)}, because {place} is local to this machine",
+            " ".join(names),
+            fix=f"set {', '.join(names)} to a folder on a shared file system that every node mounts; if the run uses "
+            "only this machine, ignore this warning",
+            severity="warning",
         )
-        yield broken("SLU-06", what, " ".join(names), fix=fix, severity="warning")
 
 
 def file_system(path: str, mountinfo: str) -> str:

@@ -34,10 +34,13 @@ def memory(subject: Subject) -> Iterator[Finding | str]:
         needed[" of the base task"] = _needed_gib(trained.base)
     for of_task, gib in needed.items():
         if gib > has_gib:
-            what = (
-                f"the ranks{of_task} need {gib:,.1f} GiB of memory (estimate), but this machine has {has_gib:,.1f} GiB"
+            yield broken(
+                "RUN-03",
+                f"the ranks{of_task} need an estimated {gib:,.1f} GiB of memory, but this machine has "
+                f"{has_gib:,.1f} GiB",
+                "model, cluster",
+                fix=_smaller(plan, has_gib),
             )
-            yield broken("RUN-03", what, "model, cluster", fix=_smaller(plan, has_gib))
             return
     yield f"{max(needed.values()):,.1f} of {has_gib:,.1f} GiB"
 
@@ -63,9 +66,13 @@ def cores(subject: Subject) -> Iterator[Finding | str]:
     """Yield a warning if there are more ranks than CPU cores."""
     ranks, num = subject.plan.config.cluster.ranks_per_node, len(os.sched_getaffinity(0))
     if ranks > max(num, FEW_RANKS):
-        what = f"{ranks:,} ranks share {counted(num, 'CPU core')}, so that a step takes much longer"
-        fix = f"set cluster.ranks_per_node={max(num, FEW_RANKS)} or less"
-        yield broken("HW-09", what, "cluster.ranks_per_node", fix=fix, severity="warning")
+        yield broken(
+            "HW-09",
+            f"{ranks:,} ranks share {counted(num, 'CPU core')}, so that a step takes much longer",
+            "cluster.ranks_per_node",
+            fix=f"set cluster.ranks_per_node={max(num, FEW_RANKS)} or less",
+            severity="warning",
+        )
     yield f"{num} cores"
 
 
@@ -80,9 +87,13 @@ def gpu_memory(subject: Subject) -> Iterator[Finding | str]:
     needed_gib, capacity_gib = subject.plan.estimated_memory_gib
     assert needed_gib is not None
     if capacity_gib is None:
-        what = f"the memory of the GPU is unknown, so that it is not known whether {needed_gib:,.1f} GiB per GPU fit"
-        fix = "set gpu@cluster.gpu to the GPU, such as gpu@cluster.gpu=h200"
-        yield broken("HW-08", what, "cluster.gpu", fix=fix, severity="warning")
+        yield broken(
+            "HW-08",
+            f"the run needs {needed_gib:,.1f} GiB per GPU, but runstop does not know the memory of the GPU",
+            "cluster.gpu",
+            fix="set gpu@cluster.gpu to the kind of GPU, such as gpu@cluster.gpu=h200",
+            severity="warning",
+        )
     else:
         yield f"{needed_gib:,.1f} of {capacity_gib:,.1f} GiB"
 
@@ -96,6 +107,10 @@ def unused_gpu(subject: Subject) -> Iterator[Finding]:
     """Yield a warning that the GPU of the config is not used."""
     gpu = subject.plan.config.cluster.gpu
     assert gpu is not None
-    what = f"cluster.gpu is {gpu.name}, but cluster.device is cpu: the ranks use no GPU"
-    fix = "set cluster.device=cuda, or remove gpu@cluster.gpu"
-    yield broken("HW-03", what, "cluster.gpu, cluster.device", fix=fix, severity="warning")
+    yield broken(
+        "HW-03",
+        f"cluster.gpu is {gpu.name}, but the ranks use no GPU, because cluster.device is cpu",
+        "cluster.gpu, cluster.device",
+        fix="set cluster.device=cuda, or remove gpu@cluster.gpu",
+        severity="warning",
+    )

@@ -17,15 +17,18 @@ def secrets(subject: Subject) -> Iterator[Finding]:
     for key, name, text in strings(subject.plan, "plan"):
         if text not in seen and (secret := known_secrets.named(name, text) or known_secrets.first(text)):
             seen.add(text)
-            yield broken("CFG-07", f"the plan contains a secret: {secret}", key.removeprefix("plan.config."))
+            yield broken("CFG-07", f"the plan contains {secret}, which is a secret", key.removeprefix("plan.config."))
     if seen:  # the script contains the plan
         return
     for number, secret in _by_line(subject.script).items():
-        yield broken("CFG-07", f"the job script contains a secret: {secret}", f"line {number}")
+        yield broken("CFG-07", f"the job script contains {secret}, which is a secret", f"line {number}")
     for argument in subject.arguments:
         if secret := _assigned(argument) or known_secrets.first(argument):
-            what = f"the command line of sbatch contains a secret: {secret}"
-            yield broken("CFG-07", what, known_secrets.masked(_option(argument)))
+            yield broken(
+                "CFG-07",
+                f"the command line of sbatch contains {secret}, which is a secret",
+                known_secrets.masked(_option(argument)),
+            )
 
 
 def _by_line(script: str) -> dict[int, str]:

@@ -209,11 +209,11 @@ def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> No
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert chat.templates(path, None)["default"] == CHATML
     (tmp_path / "own.jinja").write_text("{% for %}")
-    with pytest.raises(ConfigError, match="the chat template is not valid in line 1") as raised:
+    with pytest.raises(ConfigError, match="line 1 of the chat template is not valid") as raised:
         template_of(path, str(tmp_path / "own.jinja"))
     write_tokenizer(tmp_path, named[:1])  # type: ignore[arg-type]
     (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match="has no chat template; it has only tool_use"):
+    with pytest.raises(ConfigError, match="has no chat template with the name default, but only tool_use"):
         chat.templates(path, None)
 
 
@@ -247,18 +247,21 @@ def test_alpacas_input_follows_its_instruction() -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([], "expected a record"),
-        ({"text": ""}, "column messages, conversations, or instruction and output is missing; the columns are text"),
-        ({"messages": "hello"}, "column messages is str, not a list of turns"),
-        ({"messages": ["hello"]}, "turn 1 is str, not an object with role and content"),
+        ([], "a record must be a JSON object"),
+        (
+            {"text": ""},
+            "messages or conversations, or columns instruction and output, but has the columns text",
+        ),
+        ({"messages": "hello"}, "column messages must be a list of turns, but has the type str"),
+        ({"messages": ["hello"]}, "turn 1 must be an object with role and content, but has the type str"),
         (
             {"messages": [USER, {"role": "narrator", "content": ""}]},
-            "turn 2 has the role 'narrator', but the roles are",
+            "turn 2 has the role 'narrator', but must have one of the roles",
         ),
         ({"conversations": [{"from": "function_call", "value": "{}"}]}, "turn 1 has the role 'function_call'"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the content of turn 1 is int, not text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the content of turn 1 must be text, but has the type int"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "turn 1 has a part of type 'image'"),
-        ({"instruction": "", "output": 3}, "column output is int, not text"),
+        ({"instruction": "", "output": 3}, "column output must be text, but has the type int"),
     ],
 )
 def test_other_layouts_are_refused(record: Any, message: str) -> None:

@@ -149,9 +149,9 @@ def test_every_token_of_a_row_is_predicted(plan: TrainingPlan) -> None:
     [
         ("lost", "No such file"),
         ("no index", "not an index of Megatron-LM"),
-        ("short index", "bytes, but its header requires [0-9,]+ bytes"),
+        ("short index", "bytes, but must have [0-9,]+ bytes by its header"),
         ("short tokens", "lists more tokens"),
-        ("odd bytes", "not a multiple of the size of a token"),
+        ("odd bytes", "but must have a multiple of [0-9]+ bytes"),
         ("floats", "token type 7"),
         ("few", "too few for 64 rows|too few for 8 rows"),
         ("vocabulary", "but the vocabulary has 5,000"),

@@ -119,7 +119,10 @@ def test_named_columns_are_read_from_every_format(name: str, tmp_path: Path, mon
     [
         (b"", "the file is empty"),
         (lines([{"text": "a"}]), "line 1: column messages, conversations, or instruction and output is missing"),
-        (lines([{"messages": TURNS}, {"messages": 3}]), "line 2: column messages is int, not a list of turns"),
+        (
+            lines([{"messages": TURNS}, {"messages": 3}]),
+            "line 2: column messages must be a list of turns, but has the type int",
+        ),
         (
             lines([{"messages": TURNS}] * 2) + b'{"messages": [{"role": "user", "content": 3}]}',
             "line 3: the content of",
@@ -169,7 +172,7 @@ WRONG: dict[str, Callable[[Path], Any]] = {
     "the file is not a tokenizer.model of SentencePiece": lambda cache: (cache / "tokenizer.json").rename(
         cache / "tokenizer.model"
     ),
-    "the chat template is not valid in line 1": lambda cache: (cache / "chat_template.jinja").write_text("{% if %}"),
+    "line 1 of the chat template is not valid": lambda cache: (cache / "chat_template.jinja").write_text("{% if %}"),
 }
 
 
@@ -255,7 +258,7 @@ def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     np.save(tmp_path / "cache/train_tokens.npy", np.zeros((7, 4), dtype=np.int32))
     assert compose.compose(words).config.training_data.train_rows == 7
     for data in ("rows_350", "tiny_report"):
-        with pytest.raises(ConfigError, match="are generated, but train_rows is null"):
+        with pytest.raises(ConfigError, match="generates rows, but the number of rows .data.train_rows. is null"):
             compose.compose(overrides(tmp_path, f"data={data}", "data.train_rows=null"))
     with pytest.raises(ConfigError, match="data.sample is set, but data.train_rows is null"):
         compose.compose(overrides(tmp_path, "data.train_rows=null"))

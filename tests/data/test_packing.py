@@ -221,8 +221,11 @@ PMID = '"1": {"QUESTION": "", "CONTEXTS": [], "LONG_ANSWER": "oak"}'
             "the text after record 0 is not JSON: the key '1' occurs twice in the same object",
         ),
         (PMID.join("{}").replace("[]", '"oak"'), None),
-        (PMID.join("{}").replace("[]", "[3]"), "record of PMID 1: column context is list, not text"),
-        (PMID.join("{}").replace("LONG_ANSWER", "x"), "record of PMID 1: column answer is missing; the columns are q"),
+        (PMID.join("{}").replace("[]", "[3]"), "record of PMID 1: column context must be text, but has the type list"),
+        (
+            PMID.join("{}").replace("LONG_ANSWER", "x"),
+            "record of PMID 1: a record must have a column answer, but has the columns q",
+        ),
     ],
 )
 def test_an_invalid_file_by_pmid_is_refused(text: str, message: str | None, tmp_path: Path) -> None:

@@ -164,15 +164,15 @@ def test_a_killed_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 DOLLY = {"instruction": "Name a tree.", "context": "", "response": "oak"}
 TEXT = {"text": "oak yes"}
 BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
-    r"line 3: column response is missing; the columns are instruction, context, output": (
+    r"line 3: a record must have a column response, but has the columns instruction, context, output": (
         *("dolly", "d.jsonl"),
         lambda path: path.write_bytes(lines([DOLLY, DOLLY, {"instruction": "", "context": "", "output": ""}])),
     ),
-    r"line 2: column context is NoneType, not text": (
+    r"line 2: column context must be text, but has the type NoneType": (
         *("dolly", "d.jsonl"),
         lambda path: path.write_bytes(lines([DOLLY, DOLLY | {"context": None}])),
     ),
-    r"line 2: expected a record \(JSON object\), got list": (
+    r"line 2: a record must be a JSON object, but this record has the type list": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT, [1]])),
     ),
@@ -205,16 +205,16 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("fineweb_edu", "f.parquet"),
         lambda path: (write_parquet(path, [TEXT] * 9), path.write_bytes(path.read_bytes()[:-9])),
     ),
-    r"column text is missing; the columns are txt": (
+    r"the file has no column text, but only the columns txt": (
         "fineweb_edu",
         "f.parquet",
         lambda path: write_parquet(path, [{"txt": ""}]),
     ),
-    r"row 5: column text is NoneType": (
+    r"row 5: column text must be text, but has the type NoneType": (
         *("fineweb_edu", "f.parquet"),
         lambda path: write_parquet(path, [TEXT] * 5 + [{"text": None}]),
     ),
-    r"record 1: column context is missing; the columns are question": (
+    r"record 1: a record must have a column context, but has the columns question": (
         *("pubmedqa", "p.json"),
         lambda path: path.write_text(json.dumps([{"question": "", "context": "", "answer": "oak"}, {"question": ""}])),
     ),
@@ -297,7 +297,7 @@ def test_rows_of_another_tokenizer_are_not_used(tmp_path: Path, monkeypatch: pyt
     prepare.prepare_rows_of(planned)
     assert prepare_rows.prepare(planned) == manifest, "they exist already"
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])
-    with pytest.raises(ConfigError, match="which is not the tokenizer of this run"):
+    with pytest.raises(ConfigError, match="but this run has another tokenizer"):
         prepare_rows.prepare(planned)
 
 

@@ -113,7 +113,7 @@ def test_added_tokens_have_their_ids(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model_type": "unigram"}, "is of type unigram, not BPE"),
+        ({"model_type": "unigram"}, "the model type is unigram, but must be BPE"),
         ({"normalization_rule_name": "nmt_nfkc"}, "changes characters before it splits a text"),
         ({"remove_extra_whitespaces": True}, "removes repeated spaces"),
         ({"byte_fallback": False}, "has no bytes for unknown characters"),

@@ -131,12 +131,12 @@ def test_a_check_that_names_no_node_ends_the_job(run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("launch.replace_slow=false",), "1 spare nodes, but nothing would use them"),
+        (("launch.replace_slow=false",), "cluster.spare_nodes is 1, but launch.replace_slow is false"),
         (("launch.health=false",), "only if the node check runs and the all-reduce has a floor"),
         (("cluster.health.busbw_gbs=null",), "only if the node check runs and the all-reduce has a floor"),
-        (("launch.array=true",), "the tasks of a job array share a run folder"),
-        (("cluster.spare_nodes=-1",), "must be 0 to 64"),
-        (("cluster=ray_test", "cluster.spare_nodes=0"), "on Ray, slow nodes are replaced by spare nodes"),
+        (("launch.array=true",), "the tasks of the array share a run folder"),
+        (("cluster.spare_nodes=-1",), "must be from 0 to 64"),
+        (("cluster=ray_test", "cluster.spare_nodes=0"), "on Ray, launch.replace_slow needs spare nodes"),
         (("cluster=kubernetes_test",), "only on Slurm and Ray, but the backend is kubernetes"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_plan_without_a_price_is_that_of_earlier_versions() -> None:
     [
         (["cluster.price_per_gpu_hour=0"], "is 0.0, but must be a positive number"),
         (["cluster.price_per_gpu_hour=inf"], "is inf, but must be a positive number"),
-        (["cluster.currency=euros"], "'euros' is not the code of a currency"),
+        (["cluster.currency=euros"], "cluster.currency is 'euros', which is not a currency code"),
         (["cluster=local", "cluster.price_per_gpu_hour=1"], "price_per_gpu_hour is 1, but this cluster has no GPUs"),
     ],
 )

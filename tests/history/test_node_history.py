@@ -220,13 +220,16 @@ def test_a_users_own_exclude_does_not_replace_the_nodes_to_leave_out(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("cluster.avoid=atuo",), "'atuo' is neither auto nor a list: did you mean auto"),
+        (
+            ("cluster.avoid=atuo",),
+            "cluster.avoid is 'atuo', but must be auto or a list of node names: did you mean auto",
+        ),
         (("cluster.avoid=['dgx-[1-3]']",), "is not the name of a node"),
         (("cluster.avoid=['a --wrap=id']",), "is not the name of a node"),
-        (("cluster.avoid=auto", "cluster.avoid_within=week"), "'week' is not a time"),
-        (("cluster=local", "cluster.avoid=auto"), "runs on this machine only: no node can be left out"),
-        (("cluster.avoid=auto", "cluster.avoid_within=0d"), "'0d' is not a time"),
-        ((f"cluster.avoid=[{','.join(f'n{n}' for n in range(201))}]",), "201 nodes would be left out, but at most 200"),
+        (("cluster.avoid=auto", "cluster.avoid_within=week"), "'week' is not a duration above 0"),
+        (("cluster=local", "cluster.avoid=auto"), "leaves out nodes, but backend local runs only on this machine"),
+        (("cluster.avoid=auto", "cluster.avoid_within=0d"), "'0d' is not a duration above 0"),
+        ((f"cluster.avoid=[{','.join(f'n{n}' for n in range(201))}]",), "would leave out 201 nodes, but at most 200"),
     ],
 )
 def test_wrong_values_are_refused(words: tuple[str, ...], what: str) -> None:

@@ -121,7 +121,7 @@ def test_a_small_disk_is_refused(launch: Launch, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m"):
         process = launch(LOGDIR=str(tmp_path / "small"))
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "CFG-08: 1 MiB are free, but the run needs" in output
+    assert process.returncode == 2 and "CFG-08: only 1 MiB of disk space are free, but the run needs" in output
 
 
 def test_a_port_in_use_is_refused(launch: Launch) -> None:

@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: of_config(folder, lambda config: config.update(quantization_config={"quant_method": "awq"})),
         "set MODEL to the folder of the unquantised model",
     ),
-    "config.json has model_type 'gemma9'": (
+    "model_type in config.json is 'gemma9'": (
         lambda folder: of_config(folder, lambda config: config.update(model_type="gemma9")),
         "set engine=huggingface",
     ),

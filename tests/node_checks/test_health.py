@@ -142,7 +142,7 @@ def test_a_wrong_clock_is_reported(tmp_path: Path, bounds: tuple[float, float], 
 
     assert write((-1.0, 1.0), (-5000.0, 900.0)) == [], "it may be correct"
     [output] = write((-1.0, 1.0), bounds)
-    assert output.startswith(f"dgx-1 the node's clock is at least {words}")
+    assert output.startswith(f"dgx-1 the clock of this node is at least {words}")
 
 
 @pytest.mark.starts

@@ -86,8 +86,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "without packing each row has only one document": ("data=tiny_dolly", "data.document_mask=true"),
     "the generated reports have no document boundaries": ("data.packing=true", "data.document_mask=true"),
     "random rows have no documents, because data.lengths is null": (*RANDOM, "data.lengths=null"),
-    "the lengths of documents must be 1 or more": (*RANDOM, "data.lengths=[0,3]"),
-    "context parallelism cuts documents and does not support a document mask": (
+    "must list lengths of documents, each 1 token or more": (*RANDOM, "data.lengths=[0,3]"),
+    "context parallelism splits documents and does not support a document mask": (
         *RANDOM,
         "cluster.ranks_per_node=2",
         "parallel.cp=2",

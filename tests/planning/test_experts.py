@@ -110,7 +110,7 @@ REFUSED = {
     ),
     "not a divisor of the ranks": (
         (*TINY, "parallel.ep=4"),
-        "ep 4 does not divide the 2 ranks (dp 2 x cp 1) of the experts",
+        "ep is 4, but must divide dp x cp = 2 x 1 = 2",
     ),
     "replicated optimizer": (
         (*TINY, "parallel.ep=2", "parallel.distributed_optimizer=false"),
@@ -118,7 +118,7 @@ REFUSED = {
     ),
     "tp without sp": (
         (*TINY, "parallel.tp=2", "parallel.sp=false"),
-        "tensor parallelism needs sequence parallelism",
+        "tensor parallelism of a model with experts needs sequence parallelism",
     ),
     "fp8": ((*TINY, "precision=fp8"), "trains experts in FP32 and BF16"),
     "lora fp8": ((*LORA_TINY, "precision=fp8"), "trains experts in FP32 and BF16"),

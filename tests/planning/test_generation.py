@@ -171,7 +171,7 @@ GENERATION = "task.generation"
         ([TINY, "parallel.share_gpu=true"], r"share_gpu is true, but cluster\.device is cpu", "parallel.share_gpu"),
         (
             ["task=lora_tiny", "parallel.share_gpu=true"],
-            "only tasks of kind generate can share GPUs, but lora_tiny is of",
+            "only a task of kind generate can share GPUs, but task lora_tiny is of",
             "share_gpu",
         ),
         ([TINY, "precision=fp8"], "engine=huggingface generates in FP32, BF16 or 4 bits, not in", "precision"),
@@ -213,8 +213,11 @@ def test_prompts_of_a_file_have_their_own_length_or_the_tasks(tmp_path: Path) ->
     [
         ("", "the file of prompts is empty"),
         ('{"prompt": "a"}\n{"prompt": ', "not JSON"),
-        ('{"prompt": "a", "lenght": 3}', "the line must be an object with the keys prompt and length, but has"),
-        ('["a"]', "the line must be an object with the keys prompt and length, but has list"),
+        (
+            '{"prompt": "a", "lenght": 3}',
+            "the line must be a JSON object with only the keys prompt and length, but has",
+        ),
+        ('["a"]', "the line must be a JSON object with only the keys prompt and length, but has a list"),
         ('{"prompt": " "}', "the prompt is ' '"),
         ('{"prompt": "a", "length": "3"}', "the length is '3', but must be a number of tokens"),
         ('{"prompt": "a", "length": true}', "the length is True"),

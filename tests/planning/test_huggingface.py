@@ -116,12 +116,12 @@ REFUSED = {
     "4-bit base in FP32": (
         ["task.training.trains=qlora", f"{BLOCK}.strategy=fsdp2"],
         "task.training.trains",
-        "trains=qlora needs precision bf16, but precision is fp32",
+        "trains=qlora needs precision=bf16, but precision is fp32",
     ),
     "PEFT's layers with a shared A": (
         ["task.training.lora.target_modules=[linear_qkv,gate_proj]"],
         "task.training.lora.target_modules",
-        "target_modules contains gate_proj, which cannot have adapters while shared_a is true",
+        "target_modules contains gate_proj, which can have adapters only with shared_a=false",
     ),
     "adapters on no layer": (
         ["task.training.lora.target_modules=[qkv_proj]", "task.training.lora.shared_a=false"],

@@ -125,7 +125,7 @@ TINY = "task=kernels_tiny"
     [
         (
             ["task=collectives", "cluster.ranks_per_node=1"],
-            "a collective needs at least two ranks, but the job has one",
+            "a collective needs at least two ranks, but the job has only one rank",
             "cluster.ranks_per_node",
         ),
         (
@@ -135,13 +135,13 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.collectives.sizes_bytes=[1028]"],
-            "a size is 1,028 bytes, but must be from 8 to 34,359,738,368 bytes, and a multiple of 8",
+            "a message size is 1,028 bytes, but must be a multiple of 8 from 8 to 34,359,738,368",
             "sizes_bytes",
         ),
         ([TINY, "task.kernels.collectives.operations=[]"], "the list of collective operations is empty", "operations"),
         (
             [TINY, "task.kernels.memcpy.sizes_bytes=[0]"],
-            "a size is 0 bytes, but must be from 1 to",
+            "a message size is 0 bytes, but must be a number from 1 to",
             "memcpy.sizes_bytes",
         ),
         ([TINY, "task.kernels.memcpy.sizes_bytes=[]"], "the list of message sizes is empty", "memcpy.sizes_bytes"),
@@ -164,7 +164,7 @@ TINY = "task=kernels_tiny"
         ),
         (
             [TINY, "task.kernels.attention.seq_lengths=[60]"],
-            "tokens is 256, which cannot be divided into sequences of 60 tokens",
+            "256 tokens cannot be divided into sequences of 60 tokens",
             "seq_lengths",
         ),
         ([TINY, "task.kernels.attention.batches=[[2, 0]]"], r"\[2, 0\] is not a valid batch \[sequences", "batches"),
@@ -188,12 +188,12 @@ TINY = "task=kernels_tiny"
         ([TINY, "parallel.tp=3"], "tp 3 does not divide the 4 attention heads", "parallel.tp"),
         (
             [TINY, "task.kernels.repeats=2"],
-            r"repeats is 2, point_s is 0\.05 and sustained_s is 0\.2",
+            r"task.kernels.repeats is 2, but must be 3 or more",
             "task.kernels.repeats",
         ),
         (
             [TINY, "task.kernels.tolerance=1.5"],
-            r"tolerance is 1\.5, but must be between 0 and 1",
+            r"tolerance is 1\.5, but must be 0 or more, and below 1",
             "task.kernels.tolerance",
         ),
         (["task=gemm", "task.kernels.gemm=null"], "the task has no kernel to measure", "task.kernels"),

@@ -142,7 +142,9 @@ def _small() -> Config:
 
 
 def test_if_no_layout_is_legal_the_error_is_that_of_the_simplest() -> None:
-    with pytest.raises(ConfigError, match="a global batch of 9 samples cannot be split into dp 8 x micro-batch size 1"):
+    with pytest.raises(
+        ConfigError, match="the global batch size is 9, but must be a multiple of dp x micro-batch size = 8 x 1"
+    ):
         compose.compose(
             [
                 "task=lora70b",

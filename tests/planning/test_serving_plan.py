@@ -14,24 +14,24 @@ from helpers import serving
 
 SERVERS = ("transformers", "vllm", "sglang", "tgi", "lightllm", "tensorrt_llm")
 REFUSED = {
-    "task.serving.rates=[]": "arrivals has poisson, but rates is empty",
+    "task.serving.rates=[]": "arrivals contains poisson, but task.serving.rates is empty",
     "task.serving.rates=[2,1]": "rates is 2, 1, but rates must be above 0 and in ascending order",
     "task.serving.arrivals=[]": "arrivals is empty or has duplicates",
-    "task.serving.arrivals=[burst]": "rates is set, but arrivals has no poisson",
-    "task.serving.concurrency=[8]": "concurrency is set, but arrivals has no concurrent",
-    "task.serving.limits.latency_s=null": "arrivals has poisson, which needs a latency limit",
+    "task.serving.arrivals=[burst]": "rates is set, but task.serving.arrivals does not contain poisson",
+    "task.serving.concurrency=[8]": "concurrency is set, but task.serving.arrivals does not contain concurrent",
+    "task.serving.limits.latency_s=null": "poisson arrivals need a latency limit",
     "task.serving.requests=0": "task.serving.requests is 0, but must be a positive number",
-    "task.serving.requests=30000": "requests is 30,000 for each load level",
+    "task.serving.requests=30000": "requests is 30,000, but each load level",
     "task.serving.tokens_in=2000": "a prompt and its answer have 2,008 tokens, but tiny supports only 1,024 tokens",
     "task.serving.max_client_delay=2": "max_client_delay is 2",
-    "precision=fp8": "transformers has no options for precision fp8",
-    "parallel.tp=2": "parallel.tp is 2, but a server on a CPU supports only 1",
-    "task.serving.server.argv=[serve,'{model}','{prot}']": "the placeholder {prot} does not exist",
-    "task.serving.server.options=['{']": "the command line has a single brace: Single '{' encountered",
+    "precision=fp8": "the server transformers has no command-line options for precision=fp8",
+    "parallel.tp=2": "parallel.tp is 2, but a server on a CPU supports only parallel.tp=1",
+    "task.serving.server.argv=[serve,'{model}','{prot}']": "contains the unknown placeholder {prot}",
+    "task.serving.server.options=['{']": "the server contains an unmatched brace: Single '{' encountered",
     "launch.profile=kernels": "launch.profile=kernels needs training steps",
     "task.serving.server.memory_fraction=1.5": "memory_fraction is 1.5",
-    "task.serving.server.port=70000": "70000 is not a valid port",
-    "task.serving.server.url=node7:8000": "node7:8000 is not a URL such as",
+    "task.serving.server.port=70000": "task.serving.server.port is 70000, which is not a valid port",
+    "task.serving.server.url=node7:8000": "url is node7:8000, but must be a URL such as",
     "task.serving.server.url=http://node7:8000": "the model name or the tokenizer of the running server",
 }
 
@@ -104,7 +104,7 @@ def test_a_server_uses_tensor_parallelism_within_one_node() -> None:
     wide = ["task=serve_70b", "cluster=dgxh200"]
     assert compose.compose([*wide, "server=vllm"]).world.tp == 8
     for override, message in (
-        ("server=transformers", "the command line of transformers has no placeholder"),
+        ("server=transformers", "the command line of the server transformers has no placeholder"),
         ("cluster.num_nodes=2", "a server runs on one node, but cluster.num_nodes is 2"),
     ):
         with pytest.raises(ConfigError, match=message):

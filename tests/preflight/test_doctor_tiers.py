@@ -88,13 +88,13 @@ def test_the_doctor_runs_the_requested_tier_if_it_can(cluster: Cluster, monkeypa
     assert [doctor.tier_for(local, tier) for tier in (None, "laptop")] == ["laptop", "laptop"]
     with pytest.raises(ConfigError) as refused:
         doctor.tier_for(local, "login")
-    assert refused.value.what == "tier login cannot run: cluster=local has no queue"
+    assert refused.value.what == "--tier login needs a cluster with a queue, but cluster=local has no queue"
     assert refused.value.fix == "choose a cluster with a queue, or use --tier laptop"
     monkeypatch.setattr(client, "is_available", lambda: False)
     assert [doctor.tier_for(here, tier) for tier in (None, "laptop")] == ["laptop", "laptop"]
     with pytest.raises(ConfigError) as elsewhere:
         doctor.tier_for(here, "canary")
-    assert elsewhere.value.what == "tier canary cannot run: this machine cannot query kubernetes"
+    assert elsewhere.value.what == "--tier canary queries kubernetes, but this machine cannot query kubernetes"
     assert (elsewhere.value.where, elsewhere.value.fix) == (
         "--tier canary",
         "run `runstop doctor` on the login node, or use --tier laptop",

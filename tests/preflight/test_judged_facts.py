@@ -143,19 +143,19 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "rows that are still to be plan": (path("the rows", "/a", required=False, on=(False, False)), []),
     "rows on one node": (
         path("the rows", "/a", required=False, on=(True, False)),
-        tiered(broken("CFG-06", "the rows exists on only 1 of 2 nodes", "/a on dgx-1", fix=SHARED)),
+        tiered(broken("CFG-06", "the rows is missing on 1 of 2 nodes", "/a on dgx-1", fix=SHARED)),
     ),
     "a mount of no path": (
         path("a mount", None, required=True, on=(False, True)),
-        tiered(broken("PYX-07", "a mount exists on only 1 of 2 nodes", "a mount on dgx-0", fix=SHARED)),
+        tiered(broken("PYX-07", "a mount is missing on 1 of 2 nodes", "a mount on dgx-0", fix=SHARED)),
     ),
     "read-only results": (
         machine(2, results=Results("/r", 0, "Read-only file system")),
-        tiered(broken("CFG-08", "results cannot be written: Read-only file system", "/r on dgx-1")),
+        tiered(broken("CFG-08", "this node cannot write results: Read-only file system", "/r on dgx-1")),
     ),
     "a full disk": (
         machine(2, results=Results("/r", 199, None)),
-        tiered(broken("CFG-08", "199 MiB are free, but a run needs 200 MiB", "/r on dgx-1")),
+        tiered(broken("CFG-08", "only 199 MiB of disk space are free, but a run needs 200 MiB", "/r on dgx-1")),
     ),
     "no nvidia-smi": (
         both(
@@ -163,8 +163,8 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             machine(2, gpus=None, gpus_refused="amdsmi is not installed"),
         ),
         tiered(
-            broken("HW-03", "the GPUs cannot be queried: it hangs", "dgx-0"),
-            warned("HW-03", "the GPUs cannot be queried: amdsmi is not installed", "dgx-1"),
+            broken("HW-03", "runstop cannot query the GPUs of this node: it hangs", "dgx-0"),
+            warned("HW-03", "runstop cannot query the GPUs of this node: amdsmi is not installed", "dgx-1"),
         ),
     ),
     "a GPU too few": (
@@ -225,7 +225,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             *(
                 broken(
                     "HW-03",
-                    f"rank {rank} uses GPU 1, but its CUDA_VISIBLE_DEVICES has only 1 GPUs",
+                    f"rank {rank} uses GPU 1, but CUDA_VISIBLE_DEVICES of this rank has only 1 GPUs",
                     node,
                     fix=PER_NODE,
                 )
@@ -237,7 +237,12 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     "no GPU is shown": (
         ranks(2, cuda_visible_devices="NoDevFiles"),
         tiered(
-            broken("HW-03", "rank 2 uses GPU 0, but its CUDA_VISIBLE_DEVICES has only 0 GPUs", "dgx-1", fix=PER_NODE)
+            broken(
+                "HW-03",
+                "rank 2 uses GPU 0, but CUDA_VISIBLE_DEVICES of this rank has only 0 GPUs",
+                "dgx-1",
+                fix=PER_NODE,
+            )
         ),
     ),
     "another driver": (
@@ -250,14 +255,18 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
         gpu(ecc_uncorrected=2, rows_failed="Yes", rows_pending="1", throttle="0x00000000000000E9"),
         tiered(
             broken("HW-01", "the GPU has 2 uncorrected ECC errors", BROKEN_GPU),
-            broken("HW-01", "row remapping of the GPU memory failed", BROKEN_GPU),
+            broken("HW-01", "the GPU could not remap a damaged row of its memory", BROKEN_GPU),
             broken(
-                *("HW-01", "the GPU must be reset to remap a damaged row of its memory", BROKEN_GPU),
-                fix="ask the admins to reset the GPU: the reset remaps the row",
+                *(
+                    "HW-01",
+                    "a row of the GPU memory is damaged, and only a reset of the GPU remaps this row",
+                    BROKEN_GPU,
+                ),
+                fix="ask the admins to reset the GPU",
             ),
             warned(
                 "HW-01",
-                "the GPU's clocks are throttled: hardware slowdown, software thermal slowdown, hardware thermal "
+                "the clocks of the GPU are throttled: hardware slowdown, software thermal slowdown, hardware thermal "
                 "slowdown, power brake",
                 BROKEN_GPU,
             ),
@@ -326,7 +335,7 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
             (
                 "NCC-01",
                 "error",
-                "NCCL_SOCKET_IFNAME=ib selects no interface that is up; the active interfaces are lo, eth0",
+                "NCCL_SOCKET_IFNAME=ib selects no active interface of this node; the active interfaces are lo, eth0",
             )
         ]
         * 2,
@@ -337,7 +346,7 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
             (
                 "NCC-01",
                 "error",
-                "NCCL_SOCKET_IFNAME==et selects no interface that is up; the active interfaces are lo, eth0",
+                "NCCL_SOCKET_IFNAME==et selects no active interface of this node; the active interfaces are lo, eth0",
             )
         ]
         * 2,
@@ -349,7 +358,8 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
             (
                 "NCC-01",
                 "error",
-                "NCCL_SOCKET_IFNAME=^lo,eth selects no interface that is up; the active interfaces are lo, eth0",
+                "NCCL_SOCKET_IFNAME=^lo,eth selects no active interface of this node; the active interfaces are lo, "
+                "eth0",
             )
         ]
         * 2,
@@ -360,7 +370,7 @@ NETWORKS: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {
             (
                 "NCC-01",
                 "error",
-                "GLOO_SOCKET_IFNAME=et selects no interface that is up; the active interfaces are lo, eth0",
+                "GLOO_SOCKET_IFNAME=et selects no active interface of this node; the active interfaces are lo, eth0",
             )
         ]
         * 2,
@@ -432,7 +442,10 @@ def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple
     older = software(2, in_enroot=True, image='{"name": "lora70b"}')
     outside = both(inside, older, software(3, in_enroot=False), ranks(0, 1, not_as_planned=("A", "B")))
     host, other, different, variables = judged(outside(SOUND), plan)
-    assert host == tiered(broken("PYX-03", "ranks run directly on the host, not in an Enroot container", "dgx-1"))[0]
+    assert (
+        host
+        == tiered(broken("PYX-03", "ranks must run in an Enroot container, but run directly on the host", "dgx-1"))[0]
+    )
     what = "ranks run in lora70b (commit ?), but the image of the plan is lora70b (commit abc)"
     fix = "put the job id into --container-name, and remove older containers of this name"
     assert [other] == tiered(broken("PYX-03", what, "dgx-1", fix=fix))

@@ -53,9 +53,9 @@ def nodes_ahead(*ahead_ms: int) -> list[RankFacts]:
     [
         ((0, 0, 0), []),
         ((0, 900, -100), []),
-        ((0, -8000, 0, 0), ["dgx-1: the node's clock is at least 8.0 s behind the clock of dgx-0"]),
-        ((0, 7_200_000), ["dgx-1: the node's clock is at least 7,200.0 s ahead of the clock of dgx-0"]),
-        ((9000, 0, 0), ["dgx-0: the node's clock is at least 9.0 s ahead of the clock of dgx-1"]),
+        ((0, -8000, 0, 0), ["dgx-1: the clock of this node is at least 8.0 s behind the clock of dgx-0"]),
+        ((0, 7_200_000), ["dgx-1: the clock of this node is at least 7,200.0 s ahead of the clock of dgx-0"]),
+        ((9000, 0, 0), ["dgx-0: the clock of this node is at least 9.0 s ahead of the clock of dgx-1"]),
     ],
 )
 def test_nodes_that_differ_by_more_than_a_second_are_reported(ahead_ms: tuple[int, ...], messages: list[str]) -> None:
@@ -86,7 +86,7 @@ def test_the_reported_skew_is_never_larger_than_the_real_one(
     messages = [finding.what for finding in judged(*ranks)]
     blur_ms = sum(delays_ms) + 2 * 1000
     if messages:
-        reported_s = float(messages[0].removeprefix("the node's clock is at least ").split(" s ")[0])
+        reported_s = float(messages[0].removeprefix("the clock of this node is at least ").split(" s ")[0])
         assert reported_s * 1000 <= abs(ahead_ms) + 50, "it is printed to a tenth of a second"
         assert ("ahead of" in messages[0]) == (ahead_ms > 0)
     else:
@@ -104,14 +104,14 @@ def test_facts_with_a_future_time_show_a_clock_that_is_ahead() -> None:
     ranks = [rank_of("a", 0, None), rank_of("b", 1, None, time_ms=NOW_MS + 7_200_000)]
     (finding,) = judged(*ranks)
     assert finding.where == "b" and finding.what.startswith(
-        "the node's clock is at least 7,195.0 s ahead of the clock of "
+        "the clock of this node is at least 7,195.0 s ahead of the clock of "
     )
 
 
 def test_bounds_from_collectives_take_precedence_over_files() -> None:
     both = (HealthNode("dgx-0", (0,), (), (-1.0, 1.0)), HealthNode("dgx-1", (1,), (), (2990.0, 3010.0)))
     (finding,) = judged(*nodes_ahead(0, 0), health=health_report(nodes=both))
-    assert finding.what == "the node's clock is at least 3.0 s ahead of the clock of dgx-0"
+    assert finding.what == "the clock of this node is at least 3.0 s ahead of the clock of dgx-0"
 
 
 def test_a_files_time_is_between_two_readings_of_the_clock(tmp_path: Path) -> None:

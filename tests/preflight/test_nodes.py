@@ -104,7 +104,7 @@ def test_a_full_disk_is_detected_by_writing(tmp_path: Path):
         (tmp_path / "small" / "plan.json").write_text(plan_kinds.dumps(planned))
         on_nodes(tmp_path / "small", "jobs.node_checks.facts", "plan.json", size=(1, 1), WORLD_SIZE="4")
         findings = nodes.judge(planned, nodes.load(tmp_path / "small"))
-    assert "results cannot be written: No space left on device" in [f.what for f in findings if f.rule == "CFG-08"]
+    assert "this node cannot write results: No space left on device" in [f.what for f in findings if f.rule == "CFG-08"]
 
 
 def test_a_plan_that_cannot_be_read_ends_a_rank(tmp_path: Path) -> None:

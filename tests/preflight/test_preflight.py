@@ -44,9 +44,9 @@ def test_checkpoints_need_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plan = compose.compose([*plain, *saving])
         problem = [one for one in host.outputs(Subject(plan, "")) if not isinstance(one, str)]
         assert [one.severity for one in problem] == severities
-    assert "250 MiB are free, but the run needs 266 MiB" in problem[0].what and "checkpoint_every_steps=null" in str(
-        problem[0]
-    )
+    assert "only 250 MiB of disk space are free, but the run needs 266 MiB" in problem[
+        0
+    ].what and "checkpoint_every_steps=null" in str(problem[0])
 
 
 def arguments(*words: str) -> str:
@@ -102,7 +102,7 @@ BROKEN = {
     "a mount without container": (
         ("container=none", "container.mounts=['/a:/b']"),
         "PYX-04",
-        "container.mounts is set but has no effect",
+        "container.mounts is set, but has no effect",
     ),
     "two commands to drop caches": (
         ("cluster.drop_caches='sync; drop'",),
@@ -112,7 +112,11 @@ BROKEN = {
     "half a quotation": (("cluster.drop_caches='sudo \\'drop'",), "CFG-09", "must be one program with arguments"),
     "no image": (("container.image=null",), "PYX-04", "the container image is not set"),
     "a registry's slash": (("container.image=nvcr.io/nvidia/pytorch:25.01-py3",), "PYX-06", "nvcr.io#nvidia/pytorch"),
-    "another schedule": (("recipe.eval_every_samples=192",), "CFG-03", "but the rules require 1,536 and 384"),
+    "another schedule": (
+        ("recipe.eval_every_samples=192",),
+        "CFG-03",
+        "but the rules require 1,536 samples and an interval of 384 samples",
+    ),
     "no reference": (("recipe.global_batch_size=4",), "CFG-04", "for a global batch size of 4"),
     "a secret by name": (("+cluster.environment.WANDB_API_KEY=abc",), "CFG-07", "a value of WANDB_API_KEY"),
     "a proxy's password": (
@@ -129,7 +133,7 @@ def test_a_broken_rule_is_the_only_finding(case: str) -> None:
     overrides, rule, text = BROKEN[case]
     (problem,) = [f for f in inspect(*overrides) if (f.rule, rule) != ("PYX-10", "PYX-05")]
     assert problem.rule == rule and text in " ".join((problem.what, problem.where, problem.fix)), problem
-    assert problem.severity == ("warning" if rule in WARNINGS or "is set but has no effect" in text else "error")
+    assert problem.severity == ("warning" if rule in WARNINGS or "is set, but has no effect" in text else "error")
 
 
 def inspect(*overrides: str) -> list[preflight.Finding]:
@@ -144,7 +148,7 @@ QLORA = ("task=qlora_70b", "cluster=dgx1", "container=pyxis", "model.weights=ran
     ("words", "fix"),
     [
         (("task.training.max_steps=1000",), "set walltime=180 or more"),
-        (("task.training.max_steps=1000", "cluster.slurm.max_walltime_min=180"), "this cluster allows 180"),
+        (("task.training.max_steps=1000", "cluster.slurm.max_walltime_min=180"), "this cluster allows only 180"),
         (("task.training.max_steps=1000", "walltime=180"), None),
         (("task.training.max_steps=700",), None),
         (("task.training.max_steps=1000", "gpu@cluster.gpu=a800"), None),
@@ -158,7 +162,7 @@ def test_a_walltime_below_the_projected_time_is_a_warning(words: tuple[str, ...]
         return
     (short,) = problems
     assert short.severity == "warning" and fix in short.fix
-    assert short.what == "a trial takes an estimated 155.8 min, but its walltime is 120 min"
+    assert short.what == "a trial takes an estimated 155.8 min, but walltime is 120 min"
     if fix.startswith("set walltime"):
         assert preflight.inspect(compose.compose([*QLORA, *words, "walltime=180"])) == []
 
@@ -206,7 +210,7 @@ def test_a_path_that_is_not_set_is_reported(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("value", "rule", "text"),
     [
-        ("data", "CFG-06", "not an absolute path"),
+        ("data", "CFG-06", "must be an absolute path"),
         ('/a"b', "CFG-06", "contains '\"'"),
         ("/a,b", "PYX-12", "','"),
         ("/a b", "PYX-12", "0.24"),
@@ -292,7 +296,7 @@ DAMAGE = {
         lambda p: np.save(p / "eval_counts.npy", np.zeros((2, 4), np.int32)),
         "has dtype <i4, but counts must be bool",
     ),
-    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but 176 according to its header"),
+    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but must have 176 bytes by its header"),
     "not npy": (lambda p: (p / "train_counts.npy").write_bytes(b"PK\3\4"), "not an .npy file"),
     "half a header": (
         lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"),
@@ -366,28 +370,35 @@ def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     assert list(data.checkpoint(tmp_path, config)) == []
     (tmp_path / "manifest.json").write_text(json.dumps({"model": manifest["model"] | {"rope_base": 7}}))
     (elsewhere,) = data.checkpoint(tmp_path, config)
-    assert "the weights do not match model tiny: rope_base 7 instead of 10000" in elsewhere.what
+    assert "the weights do not match the model tiny: rope_base is 7 instead of 10000" in elsewhere.what
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"precision": "fp8"}))
     (quantised,) = data.checkpoint(tmp_path, config)
-    assert "the weights are in FP8, but precision is fp32" in quantised.what and "precision=fp8" in quantised.fix
+    assert (
+        "the weights are stored in FP8, but precision=fp32 cannot use FP8 weights" in quantised.what
+        and "precision=fp8" in quantised.fix
+    )
     assert list(data.checkpoint(tmp_path, compose.compose(["precision=fp8"]).config)) == []
     whole = compose.compose(["precision=fp8", "task.training.trains=all", "task.training.lora=null"]).config
     (trained,) = data.checkpoint(tmp_path, whole)
-    assert "the weights are in FP8, but task.training.trains is all" in trained.what and "without --fp8" in trained.fix
+    assert (
+        "the weights are stored in FP8, but task.training.trains=all" in trained.what and "without --fp8" in trained.fix
+    )
     four_bits = compose.compose(["precision=bf16", "task.training.trains=qlora"]).config
     (not_in_four,) = data.checkpoint(tmp_path, four_bits)
-    assert "the weights are in FP8" in not_in_four.what and "without --fp8" in not_in_four.fix
+    assert "the weights are stored in FP8" in not_in_four.what and "without --fp8" in not_in_four.fix
     (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"precision": "nf4"}))
     assert list(data.checkpoint(tmp_path, four_bits)) == []
     (in_four,) = data.checkpoint(tmp_path, config)
-    assert "the weights are in NF4, but task.training.trains is lora" in in_four.what and "trains=qlora" in in_four.fix
+    assert (
+        "the weights are stored in NF4, but task.training.trains=lora" in in_four.what and "trains=qlora" in in_four.fix
+    )
 
 
 def test_hugging_face_weights_are_distinguished_from_converted_ones(tmp_path: Path) -> None:
     config = compose.compose([]).config
     (tmp_path / "config.json").write_text("{}")
     (unknown,) = data.checkpoint(tmp_path, config)
-    assert "config.json has model_type None" in unknown.what
+    assert "model_type in config.json is None" in unknown.what
     model_folders.write(tmp_path, config.model)
     (source,) = data.checkpoint(tmp_path, config)
     assert "not converted" in source.what and "runstop prepare" in source.fix
@@ -413,7 +424,7 @@ def test_the_huggingface_engine_reads_hugging_face_weights_directly(tmp_path: Pa
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "1", "b": "2"}}')
     (tmp_path / "1").touch()
     (partial,) = data.checkpoint(tmp_path, config)
-    assert "1 of 2 files of the model are missing, such as 2" in partial.what
+    assert "1 of 2 files of the model are missing, for example 2" in partial.what
 
 
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev/shm", "/sys/kernel", str(Path(__file__).parent)])
@@ -425,7 +436,7 @@ def test_the_file_system_of_a_path_is_that_of_findmnt(path: str) -> None:
 VERB = {
     "fine": ((), 0, "checks, all passed\npaths are set: passed  (CFG-06)\n"),
     "an error": (("parallel={tp: 1, cp: 1, sp: false}", "task=lora70b"), 1, "no prepared rows of gov_report"),
-    "no Slurm": (("--tier", "login"), 2, "tier login cannot run: cluster=local has no queue"),
+    "no Slurm": (("--tier", "login"), 2, "--tier login needs a cluster with a queue, but cluster=local has no queue"),
     "no such key": (("recipe.lrr=1",), 2, "did you mean recipe.lr=1?"),
 }
 

@@ -66,7 +66,7 @@ def add_token(tokenizer: Path, number: int) -> None:
 WRONG: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no file of c4 matches data.files=": ("CFG-06", lambda cache: (cache / "c4.jsonl").unlink()),
     "the file is empty": ("CFG-06", lambda cache: (cache / "c4.jsonl").write_bytes(b"")),
-    "the first record is not valid: column text is missing; the columns are txt": (
+    "the first record is not valid: a record must have a column text, but has the columns txt": (
         *("CFG-06",),
         lambda cache: (cache / "c4.jsonl").write_bytes(lines([{"txt": ""}])),
     ),
@@ -106,7 +106,7 @@ def test_a_parquet_without_the_column_or_its_end_is_found(tmp_path: Path) -> Non
     path = tmp_path / "cache/f.parquet"
     write_parquet(path, [{"txt": ""}])
     (problem,) = findings(plan_)
-    assert "column text is missing; the columns are txt" in problem.what
+    assert "the file has no column text, but only the columns txt" in problem.what
     path.write_bytes(path.read_bytes()[:-9])
     (problem,) = findings(plan_)
     assert "the parquet file is truncated or damaged" in problem.what
@@ -132,7 +132,7 @@ def test_a_new_file_is_found_if_the_rows_would_have_been_prepared_from_it(
     assert findings(plan_) == []
     (tmp_path / "cache/a.jsonl").write_bytes(lines([TEXT]))
     (problem,) = findings(plan_)
-    assert problem.what == "the prepared rows do not contain the records of the newer file a.jsonl"
+    assert problem.what == "the prepared rows do not contain the records of a.jsonl, because this file was added later"
 
 
 def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +142,13 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
     for changed, why in (({"text": "elm"}, "has a different SHA-256"), ({"text": "oak oak"}, "bytes instead of")):
         (tmp_path / "cache/c4.jsonl").write_bytes(lines([changed] * 9))
         (problem,) = findings(plan_)
-        assert "a file has changed since rows were prepared from this file: c4.jsonl" in problem.what
+        assert "a file has changed after rows were prepared from this file: c4.jsonl" in problem.what
         assert why in problem.what
     (tmp_path / "cache/c4.jsonl").unlink()
     assert findings(plan_) == []
     write_tokenizer(tmp_path / "cache", words=[*text_data.WORDS, "another"])
     (problem,) = findings(plan_)
-    assert "which is not the tokenizer of this run" in problem.what
+    assert "but this run has another tokenizer" in problem.what
     write_tokenizer(tmp_path / "cache")
     path = Path(str(plan_.data_dir)) / "train_tokens.npy"
     path.write_bytes(path.read_bytes()[:-1])
@@ -159,12 +159,15 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.files=null", "the data dolly comes from files, but data.files is not set"),
-        ("data.prompt_type=null", "records of dolly have answers, but prompt_type is null"),
+        ("data.files=null", "data.source=dolly reads files, but data.files is not set"),
+        (
+            "data.prompt_type=null",
+            "records of data.source=dolly have prompts and answers, but data.prompt_type is null",
+        ),
         ("data.test_split=1.5", "test_split is 1.5, but must be a share of the records"),
-        ("data=c4 data.prompt_type=plain", "records of c4 have text only, but prompt_type is plain"),
-        ("data=c4 data.answer_only=true", "records of c4 have no answers"),
-        ("data=rows_350 data.lengths=[351]", "the lengths must be between 2 and data.seq_length=350"),
+        ("data=c4 data.prompt_type=plain", "data.prompt_type is plain, but records of data.source=c4 have no prompts"),
+        ("data=c4 data.answer_only=true", "records of data.source=c4 have no answers"),
+        ("data=rows_350 data.lengths=[351]", "but must list lengths from 2 to data.seq_length=350"),
     ],
 )
 def test_settings_that_contradict_their_source_are_refused(override: str, message: str, tmp_path: Path) -> None:

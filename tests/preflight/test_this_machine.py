@@ -53,7 +53,7 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
     free["free"] -= 1
     (small,) = host.outputs(subject(planned()))
     assert small == broken(
-        *("CFG-08", "199 MiB are free, but the run needs 200 MiB", str(tmp_path)),
+        *("CFG-08", "only 199 MiB of disk space are free, but the run needs 200 MiB", str(tmp_path)),
         fix="free disk space, or set LOGDIR to a larger disk",
     )
     folder = tmp_path / "mine"
@@ -61,13 +61,13 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
     own = planned(f"launch.folder={folder}", "trials=2")
     (folder / own.trials[1].log).touch()
     (problem,) = host.outputs(subject(own))
-    what = f"{own.trials[1].log} already exists, and an existing log is never changed"
+    what = f"the log {own.trials[1].log} already exists, and runstop never changes an existing log"
     fix = "remove launch.folder to get a new folder, or set launch.folder to another folder"
     assert problem == broken("CFG-05", what, str(folder / own.trials[1].log), fix=fix)
     checked = list[tuple[Path, int]]()
     monkeypatch.setattr(os, "access", lambda path, mode: checked.append((path, mode)))
     assert short(host.outputs(subject(planned()))) == [
-        ("CFG-08", "this user has no permission to write into this folder", str(tmp_path))
+        ("CFG-08", "this user has no permission to write results into this folder", str(tmp_path))
     ]
     assert checked == [(tmp_path, os.W_OK | os.X_OK)]
     (tmp_path / "LOGDIR").touch()
@@ -79,8 +79,8 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
 
 def test_a_path_with_an_invalid_character_is_reported(tmp_path: Path) -> None:
     (problem,) = host.paths(subject(planned("cluster.paths.logs='/a`b'")))
-    assert problem.rule == "CFG-06" and problem.what == "LOGDIR contains '`', which is not allowed"
-    assert problem.fix == "set LOGDIR to a path without this character, for example a symbolic link"
+    assert problem.rule == "CFG-06" and problem.what == "LOGDIR contains the character '`', which is not allowed"
+    assert problem.fix == "set LOGDIR to a path without this character, for example to a symbolic link"
 
 
 def test_rows_and_checkpoint_are_checked_at_the_sites_paths(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_secrets_in_script_and_arguments_are_reported_by_line_and_option() -> No
     words = ("--export=A_TOKEN=b", f"--comment={TOKEN}", TOKEN, "--qos=gold")
     problems = [*secrets.secrets(Subject(planned(), script, words))]
     assert [(one.rule, one.what, one.where) for one in problems] == [
-        ("CFG-07", "the job script contains a secret: a value of API_KEY", "line 3"),
+        ("CFG-07", "the job script contains a value of API_KEY, which is a secret", "line 3"),
         ("CFG-07", problems[1].what, "line 5"),
-        ("CFG-07", "the command line of sbatch contains a secret: a value of A_TOKEN", "--export"),
+        ("CFG-07", "the command line of sbatch contains a value of A_TOKEN, which is a secret", "--export"),
         ("CFG-07", problems[3].what, "--comment"),
         ("CFG-07", problems[4].what, "an argument"),
     ]
-    assert problems[1].what.startswith("the job script contains a secret: a Hugging Face token")
-    assert problems[3].what.startswith("the command line of sbatch contains a secret: ") and TOKEN not in str(problems)
+    assert problems[1].what.startswith("the job script contains a Hugging Face token")
+    assert problems[3].what.startswith("the command line of sbatch contains ") and TOKEN not in str(problems)

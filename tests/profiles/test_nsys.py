@@ -84,12 +84,12 @@ def test_a_missing_nsys_is_found_before_and_in_the_run(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (WORDS, "launch.profile=nsys needs the steps to record"),
+        (WORDS, "launch.profile is nsys, but launch.profile_steps, the steps to record, is not set"),
         ((*WORDS, "launch.profile_steps=[3]"), r"is \[3\], but must be the first and the last step, from 1 to "),
         ((*WORDS, "launch.profile_steps=[0,2]"), "from 1 to "),
         ((*WORDS, "launch.profile_steps=[9,8]"), "from 1 to "),
         ((*WORDS, "launch.profile_steps=[1,999999]"), "from 1 to "),
-        ((*WORDS[:2], STEPS), "profile_steps is set, but launch.profile is none"),
+        ((*WORDS[:2], STEPS), "profile_steps needs launch.profile=nsys, but launch.profile is none"),
         (("task=lora70b", "cluster=dgx1", "launch.profile=nsys", STEPS), "task.submittable is true"),
         (("task=serve_tiny", "cluster=local", "launch.profile=nsys"), "launch.profile=nsys needs training steps"),
         (("task=kernels_tiny", "cluster=local", "launch.profile=nsys"), "launch.profile=nsys needs training steps"),

@@ -34,7 +34,7 @@ def test_plan_names_the_layers_and_what_they_cost(overrides: tuple[str, ...], ro
 
 @pytest.mark.long
 def test_odd_heads_are_refused_and_norms_take_time() -> None:
-    with pytest.raises(ConfigError, match="the size of a head is 7, but RoPE needs an even number"):
+    with pytest.raises(ConfigError, match="the size of an attention head is 7, but RoPE needs an even size"):
         compose.compose([*LORA, "precision=bf16", "model.head_dim=7"])
     without, with_norms = (compose.compose([*LORA, "precision=fp8", f"model.qk_norm={on}"]) for on in ("false", "true"))
     more = with_norms.cost.elementwise_s / without.cost.elementwise_s

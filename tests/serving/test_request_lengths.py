@@ -128,7 +128,7 @@ REFUSED = {
     ("csv", "prompt_tokens,answer_tokens\n1\n"): "answer_tokens is None",
     ("csv", "prompt_tokens,answer_tokens\n1,2.5\n"): "answer_tokens is '2.5'",
     ("csv", "prompt_tokens,answer_tokens\n0,2\n"): "prompt_tokens is 0",
-    ("csv", "prompt_tokens,answer_tokens\n"): "the file has no pairs of a prompt length and an answer length",
+    ("csv", "prompt_tokens,answer_tokens\n"): "the file contains no lengths of prompts and answers",
     (
         "csv",
         "prompt_tokens,answer_tokens\n9,9\n1000,25\n",
@@ -156,12 +156,15 @@ def test_a_wrong_file_is_refused(tmp_path: Path, kind: str, text: str) -> None:
         ((*STATED, "task.serving.lengths.file=/nowhere/pairs.csv"), "both a file of lengths and a distribution"),
         (("task.serving.lengths.file=/nowhere/pairs.csv",), "cannot be read: No such file"),
         ((*STATED, "task.serving.lengths.prompt.max=900"), "the longest possible request has 1,200 tokens"),
-        ((*STATED, "task.serving.lengths.prompt.mean=700"), "the mean is 700, but must be within the limits, 2 to 600"),
+        (
+            (*STATED, "task.serving.lengths.prompt.mean=700"),
+            "mean is 700, but must be from min to max, which is 2 to 600",
+        ),
         ((*STATED, "task.serving.lengths.prompt.min=0"), "min is 0 and max is 600"),
         ((*STATED, "task.serving.lengths.answer.sigma=-1"), "sigma is -1"),
         (
             (*STATED, "task.serving.requests=20000", "trials=3"),
-            "a plan can contain the lengths of at most 50,000 requests",
+            "but a plan can contain the lengths of at most 50,000 requests",
         ),
     ],
 )

@@ -237,5 +237,5 @@ def test_a_dry_run_ranks_all_that_fit_and_starts_nothing(capsys: pytest.CaptureF
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "task=lora_tiny\nnot an override\n", '{"task": 1}\n'])
 def test_a_file_without_overrides_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(ConfigError, match="the file is not a list of overrides"):
+    with pytest.raises(ConfigError, match="the file of overrides"):
         overrides.of_files([f"@{tmp_path / 'file'}"])

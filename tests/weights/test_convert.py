@@ -141,8 +141,8 @@ def test_converted_weights_are_those_that_loading_quantises(measured: Path, stor
         for name, expected in plain.items():
             assert torch.equal(own[name], expected), name
     what = {
-        Stored.fp8: "the weights are in FP8, but precision is bf16",
-        Stored.nf4: "in NF4, but task.training.trains is lora",
+        Stored.fp8: "the weights are stored in FP8, but precision=bf16 cannot use FP8 weights",
+        Stored.nf4: "in NF4, but task.training.trains=lora cannot use 4-bit weights",
     }
     assert what[stored] in (folder / f"{stored.name}_own_{layout}.refused").read_text()
     assert not (folder / f"{stored.name}_plain_{layout}.refused").exists()

@@ -125,7 +125,7 @@ def qwen3(**changes: Any) -> dict[str, Any]:
 
 
 UNSUPPORTED = {
-    "model_type 'gemma3', but runstop knows only": {"model_type": "gemma3"},
+    "model_type in config.json is 'gemma3', but runstop's own layers support only": {"model_type": "gemma3"},
     "the weights are quantised (awq)": {"quantization_config": {"quant_method": "awq"}},
     "use_sliding_window is true (supported: false)": {"use_sliding_window": True},
     "layer_types has sliding_attention (supported: full_attention)": {"layer_types": ["sliding_attention"] * 2},
@@ -163,7 +163,7 @@ FOLDERS: dict[str, Callable[[Path], Any]] = {
     "there is no config.json in this folder": lambda folder: (folder / "config.json").unlink(),
     "config.json cannot be read": lambda folder: (folder / "config.json").write_text("{"),
     "the folder contains no *.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
-    "a shard cannot be read: it has 3 bytes instead": lambda folder: None,
+    "a file of the weights is incomplete or damaged: the file has 3 bytes instead": lambda folder: None,
     "another shape: model.norm.weight has shape (3,) instead of (128,)": lambda folder: model_folders.write_header(
         folder / "model.safetensors", families.of_model(a_model()).tensors(a_model()) | {"model.norm.weight": (3,)}
     ),
@@ -178,7 +178,7 @@ def test_a_wrong_folder_is_refused_by_the_plan(message: str, tmp_path: Path) -> 
     if "bytes" in message:
         with (folder / "model.safetensors").open("r+b") as file:
             file.truncate(200)
-        message = "a shard cannot be read"
+        message = "a file of the weights is incomplete or damaged"
     with pytest.raises(ConfigError) as refused:
         planned(folder)
     assert message in refused.value.what and str(tmp_path) in refused.value.where and refused.value.fix
@@ -198,7 +198,7 @@ def test_a_shard_without_read_permission_need_not_be_downloaded_again(
     monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(ConfigError) as refused:
         planned(folder)
-    assert refused.value.what == "a shard cannot be read: Permission denied"
+    assert refused.value.what == "a file of the weights cannot be read: Permission denied"
     assert "read permission" in refused.value.fix and "download" not in refused.value.fix
 
 

@@ -158,7 +158,7 @@ def test_the_manifest_has_the_checksums(planned: Callable, tmp_path: Path, capsy
     manifest["model"]["rope_base"] = 500000
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert converted("weights", plan, source) == 2
-    assert "the weights do not match model tiny: rope_base 500000 instead of 10000" in capsys.readouterr().err
+    assert "the weights do not match the model tiny: rope_base is 500000 instead of 10000" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -255,14 +255,16 @@ CONFIGS = {
     "attention_bias is true (supported: false)": {"attention_bias": True},
     "head_dim is 8, but tiny has 4": {"head_dim": 8},
     "model_type is mistral, but tiny is a llama": {"model_type": "mistral"},
-    "config.json has model_type 'bloom', but runstop knows only custom_llama, gpt2, ": {"model_type": "bloom"},
+    "model_type in config.json is 'bloom', but runstop's own layers support only custom_llama, gpt2, ": {
+        "model_type": "bloom"
+    },
     "the weights are quantised (awq), but": {"quantization_config": {"quant_method": "awq"}},
 }
 TENSORS = {
     "1 of 21 tensors are missing: model.norm.weight": {"model.norm.weight": None},
     "1 of 21 tensors are unknown: model.layers.2.extra": {"model.layers.2.extra": torch.ones(1)},
     f"1 of 21 tensors have another shape: {QKV} has shape (4, 16) instead of (8, 16)": {QKV: torch.ones(4, 16)},
-    "the tensors have unsupported or different dtypes: F32, F64": {QKV: torch.ones(8, 16, dtype=torch.float64)},
+    "the tensors have the dtypes F32, F64, but": {QKV: torch.ones(8, 16, dtype=torch.float64)},
 }
 
 
@@ -303,9 +305,9 @@ def damage_config(source: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_cut, "a shard cannot be read"),
-        (damage_missing, "1 of 2 files of the model are missing, such as model-2.safetensors"),
-        (damage_twice, "in two files, this file and model-1.safetensors"),
+        (damage_cut, "a file of the weights is incomplete or damaged"),
+        (damage_missing, "1 of 2 files of the model are missing, for example model-2.safetensors"),
+        (damage_twice, "is also in the file model-1.safetensors"),
         (damage_blob, "the cache names the file after the SHA-256 0000"),
         (damage_pickled, "the folder contains no *.safetensors"),
         (damage_config, "config.json cannot be read"),

@@ -25,24 +25,26 @@ def of_config(config: ConfigJson) -> Family:
     Raises:
         ConfigError: the family is unknown, or the weights are quantised.
     """
-    kind = config.values.get("model_type")
-    family = next((one for one in FAMILIES.values() if kind in one.model_types), None)
+    model_type = config.values.get("model_type")
+    family = next((one for one in FAMILIES.values() if model_type in one.model_types), None)
     if family is None:
-        known = sorted(one for family in FAMILIES.values() for one in family.model_types)
+        supported = sorted(one for family in FAMILIES.values() for one in family.model_types)
         raise ConfigError(
-            f"config.json has model_type {kind!r}, but runstop knows only {', '.join(known)}",
+            f"model_type in config.json is {model_type!r}, but runstop's own layers support only "
+            f"{', '.join(supported)}",
             where=config.where,
-            fix="set engine=huggingface, which has the other models of transformers, or set MODEL to a folder with one "
-            "of these model types",
+            fix="set engine=huggingface, which supports the other models of transformers, or set MODEL to a folder "
+            "with one of these model types",
             rule="CFG-06",
         )
     quantization = config.values.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if quantization and method not in family.dequantised:
         raise ConfigError(
-            f"the weights are quantised ({method or 'quantization_config'}), but unquantised weights are needed",
+            f"the weights are quantised ({method or 'quantization_config'}), but runstop needs unquantised weights",
             where=config.where,
-            fix="set MODEL to the folder of the unquantised model; runstop quantises by itself (precision=fp8, QLoRA)",
+            fix="set MODEL to the folder of the unquantised model; for precision=fp8 and QLoRA, runstop quantises the "
+            "weights itself",
             rule="CFG-06",
         )
     return family
@@ -88,9 +90,9 @@ def of_model(model: Model) -> Family:
     candidates = [FAMILIES[model.family]] if model.family else list(FAMILIES.values())
     family = next((one for one in candidates if one.has_layers_of(model)), None)
     if family is None:
-        subject = f"the family {model.family} does not have" if model.family else "no family has"
+        expected_family = f"the family {model.family}" if model.family else "any model family"
         raise ConfigError(
-            f"{subject} this combination of layers of the model {model.name}: norm={model.norm.name}, "
+            f"the layers of the model {model.name} do not match {expected_family}: norm={model.norm.name}, "
             f"activation={model.activation.name}, position={model.position.name}, bias={model.bias}, "
             f"num_query_groups={model.num_query_groups}, qkv_bias={model.qkv_bias}, qk_norm={model.qk_norm}, "
             f"experts={model.experts.num_experts if model.experts else None}",
@@ -110,15 +112,15 @@ def check(values: Mapping[str, Any], model: Model, *, where: str) -> None:
     config = ConfigJson(values, where)
     family = of_config(config)
     expected = of_model(model)
-    wrong = [f"model_type is {values['model_type']}, but {model.name} is a {expected.name}"]
+    different = [f"model_type is {values['model_type']}, but {model.name} is a {expected.name}"]
     if family is expected:
         _refuse_unsupported(family, config)
-        wrong = differences(config, model)
-    if wrong:
+        different = differences(config, model)
+    if different:
         raise ConfigError(
-            f"config.json does not match {model.name}: {'; '.join(wrong)}",
+            f"config.json does not match the model {model.name}: {'; '.join(different)}",
             where=where,
-            fix=f"set model=hf to read the sizes from this folder, or MODEL to the folder of {model.name}",
+            fix=f"set model=hf to read the sizes from this folder, or set MODEL to the folder of {model.name}",
             rule="CFG-06",
         )
 
@@ -142,9 +144,9 @@ def differences(config: ConfigJson, model: Model) -> list[str]:
 
 
 def _refuse_unsupported(family: Family, config: ConfigJson) -> None:
-    if wrong := family.unsupported(config):
+    if unsupported := family.unsupported(config):
         raise ConfigError(
-            f"runstop's layers for {family.name} do not support this model: {'; '.join(wrong)}",
+            f"runstop's layers for {family.name} do not support this model: {'; '.join(unsupported)}",
             where=config.where,
             fix="set MODEL to a model without these settings",
             rule="CFG-06",

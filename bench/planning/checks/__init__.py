@@ -41,24 +41,30 @@ def _check_kind(config: Config) -> None:
     task = config.task
     for kind in Kind:
         is_given = getattr(task, kind.value) is not None
-        if is_given != (kind is task.kind):
+        if is_given and kind is not task.kind:
             raise ConfigError(
-                f"task {task.name} is of kind {task.kind.name}, but task.{kind.value} is "
-                f"{'given' if is_given else 'missing'}",
+                f"task {task.name} is of kind {task.kind.name}, but the block task.{kind.value} is set",
                 where=f"task.kind, task.{kind.value}",
-                fix=f"set task.{kind.value}=null, or task.kind={kind.name}"
-                if is_given
-                else f"add the block task.{kind.value}",
+                fix=f"set task.{kind.value}=null, or task.kind={kind.name}",
+            )
+        if not is_given and kind is task.kind:
+            raise ConfigError(
+                f"task {task.name} is of kind {task.kind.name}, but the block task.{kind.value} is missing",
+                where=f"task.kind, task.{kind.value}",
+                fix=f"add the block task.{kind.value}",
             )
     for key, block in (("data", config.data), ("recipe", config.recipe)):
-        if (block is None) == (task.kind is Kind.train):
-            trains = "trains" if block is None else "does not train"
+        if block is None and task.kind is Kind.train:
             raise ConfigError(
-                f"task {task.name} {trains}, but {key} is {'missing' if block is None else 'given'}",
+                f"task {task.name} trains, but the block {key} is missing",
                 where=key,
-                fix=f"remove ~{key} from the command line, or add the block {key} to the task's file"
-                if block is None
-                else f"set {key}=null in the task's file",
+                fix=f"remove ~{key} from the command line, or add the block {key} to the task's file",
+            )
+        if block is not None and task.kind is not Kind.train:
+            raise ConfigError(
+                f"task {task.name} does not train, but the block {key} is set",
+                where=key,
+                fix=f"set {key}=null in the task's file",
             )
 
 
@@ -66,17 +72,23 @@ def _check_heads(config: Config) -> None:
     m = config.model
     if not m.is_known:
         return
-    if m.num_attention_heads % m.num_query_groups or (m.head_dim is None and m.hidden_size % m.num_attention_heads):
+    if m.num_attention_heads % m.num_query_groups:
         raise ConfigError(
-            f"hidden_size is {m.hidden_size}, num_attention_heads is {m.num_attention_heads} and num_query_groups is "
-            f"{m.num_query_groups}, but each of these numbers must be a multiple of the next number",
+            f"model.num_attention_heads is {m.num_attention_heads}, but must be a multiple of model.num_query_groups, "
+            f"which is {m.num_query_groups}",
             where="model",
-            fix="set num_query_groups to a divisor of num_attention_heads, and num_attention_heads to a divisor of "
-            "hidden_size (or set head_dim)",
+            fix=f"set model.num_query_groups to a divisor of {m.num_attention_heads}",
+        )
+    if m.head_dim is None and m.hidden_size % m.num_attention_heads:
+        raise ConfigError(
+            f"model.hidden_size is {m.hidden_size}, but must be a multiple of model.num_attention_heads, which is "
+            f"{m.num_attention_heads}",
+            where="model",
+            fix=f"set model.num_attention_heads to a divisor of {m.hidden_size}, or set model.head_dim",
         )
     if m.position is Position.rope and m.head_size % 2:
         raise ConfigError(
-            f"the size of a head is {m.head_size}, but RoPE needs an even number",
+            f"the size of an attention head is {m.head_size}, but RoPE needs an even size",
             where="model.head_dim",
             fix="set model.head_dim to an even number",
         )
@@ -91,11 +103,11 @@ def _check_family(config: Config) -> None:
         return
     family, engine = families.of_model(config.model), config.engine.name
     if engine not in family.engines and config.task.kind in (Kind.train, Kind.generate):
-        why = f": {family.why_not_others}" if family.why_not_others else ""
+        reason = f": {family.why_not_others}" if family.why_not_others else ""
         raise ConfigError(
-            f"engine={engine.name} has no layers for {config.model.name} (family {family.name}){why}",
+            f"engine={engine.name} has no layers for {config.model.name} (family {family.name}){reason}",
             where="engine, model.family",
-            fix=f"choose another model, or engine={' or '.join(one.name for one in family.engines)}",
+            fix=f"choose another model, or set engine={' or '.join(supported.name for supported in family.engines)}",
         )
 
 
@@ -110,7 +122,7 @@ def _check_described(config: Config) -> None:
         )
     if config.engine.name is not EngineName.huggingface:
         raise ConfigError(
-            f"engine={config.engine.name.name} has no layers for {described.architecture}",
+            f"engine={config.engine.name.name} has no layers for the architecture {described.architecture}",
             where="engine, model",
             fix="set engine=huggingface",
         )
@@ -131,17 +143,20 @@ def _check_cluster(config: Config) -> None:
     if c.backend is BackendName.ssh and c.hosts is not None:
         require_even(c.hosts, num_nodes=c.num_nodes, ranks_per_node=replicas.ranks_per_node(config))
     elif c.hosts:
-        what, fix = "cluster.hosts needs backend ssh", "set cluster=hosts, or remove cluster.hosts"
-        raise ConfigError(f"{what}, but the backend is {c.backend.name}", where="cluster.hosts", fix=fix)
+        raise ConfigError(
+            f"cluster.hosts needs backend ssh, but the backend is {c.backend.name}",
+            where="cluster.hosts",
+            fix="set cluster=hosts, or remove cluster.hosts",
+        )
     if not c.backend.is_elsewhere and c.num_nodes != 1:
         raise ConfigError(
-            f"backend {c.backend.name} runs on this machine only, but cluster.num_nodes is {c.num_nodes}",
+            f"backend {c.backend.name} runs only on this machine, but cluster.num_nodes is {c.num_nodes}",
             where="cluster.num_nodes",
             fix="set cluster.num_nodes=1, or choose another cluster",
         )
     if c.price_per_gpu_hour is not None and c.device is Device.cpu:
         raise ConfigError(
-            f"price_per_gpu_hour is {c.price_per_gpu_hour:g}, but this cluster has no GPUs",
+            f"cluster.price_per_gpu_hour is {c.price_per_gpu_hour:g}, but this cluster has no GPUs",
             where="cluster.price_per_gpu_hour",
             fix="set cluster.price_per_gpu_hour=null, or cluster.device=cuda",
         )
@@ -149,17 +164,20 @@ def _check_cluster(config: Config) -> None:
         raise ConfigError(
             f"{unknown[0]!r:.80} is not a field of MLPerf's system description",
             where="cluster.system_description",
-            fix=f"use {', '.join(FIELDS)}",
+            fix=f"use only the fields {', '.join(FIELDS)}",
         )
     if not _CURRENCY.fullmatch(c.currency):
         raise ConfigError(
-            f"{c.currency!r} is not the code of a currency",
+            f"cluster.currency is {c.currency!r}, which is not a currency code",
             where="cluster.currency",
-            fix="use three capital letters, such as USD or EUR (ISO 4217)",
+            fix="set cluster.currency to three capital letters, such as USD or EUR (ISO 4217)",
         )
     if c.device is Device.cuda and c.gpu is None and c.backend.is_elsewhere:
-        what, fix = "the GPU of this cluster is not set", "set cluster.gpu: the name, memory and peak rates of the GPU"
-        raise ConfigError(what, where="cluster.gpu", fix=fix)
+        raise ConfigError(
+            "cluster.device is cuda, but cluster.gpu, the GPU of this cluster, is not set",
+            where="cluster.gpu",
+            fix="set cluster.gpu: the name, memory and peak rates of the GPU",
+        )
 
 
 def _check_spares(config: Config) -> None:
@@ -167,13 +185,13 @@ def _check_spares(config: Config) -> None:
     c, launch = config.cluster, config.launch
     if not 0 <= c.spare_nodes <= MAX_SPARES:
         raise ConfigError(
-            f"cluster.spare_nodes is {c.spare_nodes}, but must be 0 to {MAX_SPARES}",
+            f"cluster.spare_nodes is {c.spare_nodes}, but must be from 0 to {MAX_SPARES}",
             where="cluster.spare_nodes",
-            fix="set cluster.spare_nodes to the number of nodes that may be slow",
+            fix=f"set cluster.spare_nodes to the number of slow nodes to replace, from 0 to {MAX_SPARES}",
         )
     if c.spare_nodes and not launch.replace_slow:
         raise ConfigError(
-            f"the job would have {c.spare_nodes} spare nodes, but nothing would use them",
+            f"cluster.spare_nodes is {c.spare_nodes}, but launch.replace_slow is false, so no spare node can be used",
             where="cluster.spare_nodes, launch.replace_slow",
             fix="set launch.replace_slow=true, or cluster.spare_nodes=0",
         )
@@ -181,27 +199,28 @@ def _check_spares(config: Config) -> None:
         return
     if c.backend not in (BackendName.slurm, BackendName.ray):
         raise ConfigError(
-            f"slow nodes are replaced only on Slurm and Ray, but the backend is {c.backend.name}",
+            f"launch.replace_slow works only on Slurm and Ray, but the backend is {c.backend.name}",
             where="launch.replace_slow",
-            fix="set launch.replace_slow=false; cluster.avoid=auto leaves out the slow nodes of earlier runs",
+            fix="set launch.replace_slow=false; to leave out the slow nodes of earlier runs, set cluster.avoid=auto",
         )
     if c.backend is BackendName.ray:
         if not c.spare_nodes:
             raise ConfigError(
-                "on Ray, slow nodes are replaced by spare nodes, but the job has none",
+                "on Ray, launch.replace_slow needs spare nodes, but cluster.spare_nodes is 0",
                 where="cluster.spare_nodes",
                 fix="set cluster.spare_nodes=1, or launch.replace_slow=false",
             )
         return
     if c.health is None or not launch.health or c.health.busbw_gbs is None:
         raise ConfigError(
-            "slow nodes are found only if the node check runs and the all-reduce has a floor",
+            "launch.replace_slow needs the node check (launch.health) and the minimum all-reduce bandwidth "
+            "(cluster.health.busbw_gbs)",
             where="launch.replace_slow, launch.health, cluster.health.busbw_gbs",
             fix="set launch.health=true and cluster.health.busbw_gbs, or launch.replace_slow=false",
         )
     if launch.array:
         raise ConfigError(
-            "the tasks of a job array share a run folder, so slow nodes cannot be replaced",
+            "launch.replace_slow does not work with a job array, because the tasks of the array share a run folder",
             where="launch.replace_slow, launch.array",
             fix="set launch.array=false",
         )
@@ -213,7 +232,8 @@ def _check_gpu_precision(config: Config) -> None:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; if the GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its dense peak",
+            fix="set precision=bf16; or, if the GPU supports FP8, set cluster.gpu.peak_fp8_tflops to the peak rate "
+            "without sparsity",
         )
 
 
@@ -234,10 +254,10 @@ def _check_walltime(config: Config) -> None:
     job = walltime_min(config)
     if limit is not None and job is not None and job > limit:
         raise ConfigError(
-            f"the job needs {job} min, but this cluster allows at most {limit} min",
+            f"the job needs {job} min, but this cluster allows jobs of at most {limit} min",
             where="walltime, trials",
-            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}, "
-            "or set launch.array=true",
+            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}; "
+            "or set launch.array=true, so that each trial is a job of its own",
         )
 
 

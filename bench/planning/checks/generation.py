@@ -39,7 +39,8 @@ def check_sharing(config: Config) -> None:
     """Raise ConfigError if ranks of a task of another kind should share GPUs."""
     if config.parallel.share_gpu and config.task.kind is not Kind.generate:
         raise ConfigError(
-            f"only tasks of kind generate can share GPUs, but {config.task.name} is of kind {config.task.kind.name}",
+            f"only a task of kind generate can share GPUs, but task {config.task.name} is of kind "
+            f"{config.task.kind.name}",
             where="parallel.share_gpu",
             fix="remove parallel.share_gpu",
         )
@@ -48,13 +49,14 @@ def check_sharing(config: Config) -> None:
 def check_requests(config: Config, requests: list[GenerationRequest], num_replicas: int) -> None:
     """Raise ConfigError if a request exceeds the model's context, or a replica has no request."""
     longest = max(requests, key=lambda one: one.length + (one.prompt_tokens if one.prompt is None else 1))
-    prompt, most = longest.prompt_tokens if longest.prompt is None else 1, config.model.max_seq_length
-    if prompt + longest.length > most:
+    prompt_tokens = longest.prompt_tokens if longest.prompt is None else 1
+    max_tokens = config.model.max_seq_length
+    if prompt_tokens + longest.length > max_tokens:
         raise ConfigError(
-            f"a prompt of at least {prompt} tokens and an answer of {longest.length} tokens do not fit into the "
-            f"context of {config.model.name}, which is {most} tokens",
+            f"a prompt of at least {prompt_tokens} tokens and an answer of {longest.length} tokens do not fit: the "
+            f"context of {config.model.name} has {max_tokens} tokens",
             where=f"{BLOCK}.lengths, model.max_seq_length",
-            fix=f"set all lengths to at most {most - prompt} tokens",
+            fix=f"set all lengths to at most {max_tokens - prompt_tokens} tokens",
         )
     if len(requests) < num_replicas:
         raise ConfigError(
@@ -71,11 +73,12 @@ def check_memory(config: Config, memory: GenerationMemory) -> None:
     gpu = config.cluster.gpu
     assert gpu is not None
     raise ConfigError(
-        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB: weights "
-        f"{memory.weights_gib:.1f}, KV cache {memory.kv_cache_gib:.1f}, workspace {memory.workspace_gib:.1f}",
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB; the "
+        f"estimate is the sum of weights {memory.weights_gib:.1f}, KV cache {memory.kv_cache_gib:.1f} and workspace "
+        f"{memory.workspace_gib:.1f}",
         where=f"parallel.tp, precision, {BLOCK}.max_batch, {BLOCK}.nf4",
-        fix=f"raise parallel.tp (weights), set precision=fp8 or {BLOCK}.nf4=true, or lower {BLOCK}.max_batch (KV "
-        "cache)",
+        fix=f"for smaller weights, raise parallel.tp, or set precision=fp8 or {BLOCK}.nf4=true; for a smaller KV "
+        f"cache, lower {BLOCK}.max_batch",
     )
 
 

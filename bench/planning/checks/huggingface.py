@@ -70,9 +70,9 @@ def _check_block(config: Config) -> None:
     name, block = config.engine.name, config.engine.huggingface
     if (name is EngineName.huggingface) != (block is not None):
         raise ConfigError(
-            f"engine.name is {name.name}, but {BLOCK} is {'missing' if block is None else 'given'}",
+            f"engine.name is {name.name}, but the block {BLOCK} is {'missing' if block is None else 'set'}",
             where=f"engine.name, {BLOCK}",
-            fix=f"set engine={name.name} instead of engine.name",
+            fix=f"replace engine.name={name.name} by engine={name.name}, which also sets the block of the engine",
         )
 
 

@@ -21,7 +21,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"launch.profile={config.launch.profile.name} needs training steps, but this task does not train",
             where="launch.profile",
-            fix="set launch.profile=none: the log of this task has a record for every kernel anyway",
+            fix="set launch.profile=none; without a profile, the log of this task already has a record for each kernel",
         )
     _check_amounts(kernels)
     _check_tp(config)
@@ -42,20 +42,26 @@ def _check_amounts(kernels: Kernels) -> None:
     families = (kernels.gemm, kernels.memcpy, kernels.collectives, kernels.attention)
     if all(family is None for family in families):
         raise ConfigError(
-            "the task has no kernel to measure: gemm, memcpy, collectives and attention are null",
+            "the task has no kernel to measure: gemm, memcpy, collectives and attention are all null",
             where="task.kernels",
             fix="set at least one of these four blocks, or choose task=node",
         )
-    if kernels.repeats < 3 or kernels.point_s <= 0 or kernels.sustained_s <= 0:
+    if kernels.repeats < 3:
         raise ConfigError(
-            f"repeats is {kernels.repeats}, point_s is {kernels.point_s:g} and sustained_s is {kernels.sustained_s:g}, "
-            "but repeats must be 3 or more, and the times above 0",
-            where="task.kernels.repeats, point_s, sustained_s",
-            fix="set repeats to 3 or more, and point_s and sustained_s to seconds above 0",
+            f"task.kernels.repeats is {kernels.repeats}, but must be 3 or more",
+            where="task.kernels.repeats",
+            fix="set task.kernels.repeats to 3 or more",
         )
+    for key, seconds in (("point_s", kernels.point_s), ("sustained_s", kernels.sustained_s)):
+        if seconds <= 0:
+            raise ConfigError(
+                f"task.kernels.{key} is {seconds:g} seconds, but must be above 0",
+                where=f"task.kernels.{key}",
+                fix=f"set task.kernels.{key} to a number of seconds above 0",
+            )
     if kernels.tolerance is not None and not 0 <= kernels.tolerance < 1:
         raise ConfigError(
-            f"tolerance is {kernels.tolerance:g}, but must be between 0 and 1",
+            f"task.kernels.tolerance is {kernels.tolerance:g}, but must be 0 or more, and below 1",
             where="task.kernels.tolerance",
             fix="set task.kernels.tolerance to a share such as 0.02, or to null",
         )
@@ -68,12 +74,12 @@ def _check_tp(config: Config) -> None:
         "query groups": model.num_query_groups,
         "FFN columns": model.ffn_hidden_size,
     }
-    undivided = [f"{size} {what}" for what, size in sizes.items() if size % tp]
-    if undivided:
+    undivided_sizes = [f"{size} {name}" for name, size in sizes.items() if size % tp]
+    if undivided_sizes:
         raise ConfigError(
-            f"tp {tp} does not divide the {', '.join(undivided)} of {model.name}",
+            f"tp {tp} does not divide the {', '.join(undivided_sizes)} of {model.name}",
             where="parallel.tp",
-            fix="set parallel.tp to a divisor of these sizes: the measured shapes are those of one TP rank",
+            fix="set parallel.tp to a divisor of these sizes, because the task measures the shapes of one TP rank",
         )
 
 
@@ -81,7 +87,9 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
     where = "task.kernels.gemm.shapes"
     if not gemms.shapes and not gemms.from_model and not gemms.sustained:
         raise ConfigError(
-            "the list of GEMM shapes is empty", where=where, fix="list shapes [M, N, K], or set from_model=true"
+            "the list of GEMM shapes is empty",
+            where=where,
+            fix="list shapes [M, N, K], or set task.kernels.gemm.from_model=true",
         )
     for shape in [*gemms.shapes, *gemms.sustained]:
         if len(shape) != 3 or min(shape) < 1:
@@ -91,7 +99,7 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
         m, n, k = shape
         if max(m * n, m * k, n * k) > MAX_ELEMENTS:
             raise ConfigError(
-                f"{shape} has a matrix with more than 2^34 elements", where=where, fix="use a smaller shape"
+                f"the shape {shape} has a matrix with more than 2^34 elements", where=where, fix="lower M, N or K"
             )
     if gemms.precisions is not None:
         _check_precisions(gemms.precisions, config)
@@ -100,7 +108,7 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
             raise ConfigError(
                 f"the shape [{m}, {n}, {k}] is not possible in FP8: N and K must be multiples of {FP8_MULTIPLE}",
                 where=where,
-                fix="use another shape, or set task.kernels.gemm.precisions=[bf16]",
+                fix="change N and K, or set task.kernels.gemm.precisions=[bf16]",
             )
 
 
@@ -121,11 +129,11 @@ def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
     if not chosen or (GemmPrecision.fp8 in chosen and not has_fp8):
         device = (gpu.name if gpu else "GPU") if is_gpu else "CPU"
         raise ConfigError(
-            f"a {device} does not support GEMMs in {', '.join(one.name for one in chosen)}"
+            f"task.kernels.gemm.precisions contains fp8, but a {device} does not support GEMMs in FP8"
             if chosen
-            else "the list of precisions is empty",
+            else "the list of the precisions of GEMMs is empty",
             where="task.kernels.gemm.precisions",
-            fix=f"set precisions to some of {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or to null",
+            fix=f"list one or more of {'bf16, fp8 and fp32' if has_fp8 else 'fp32 and bf16'}, or set the key to null",
         )
 
 
@@ -155,15 +163,16 @@ def _check_sizes(sizes: list[int], where: str, *, multiple: int, otherwise: str 
         raise ConfigError(
             "the list of message sizes is empty", where=where, fix="list sizes in bytes, such as [1024, 1048576]"
         )
-    most, is_any = 2 * MAX_ELEMENTS, multiple == 1
+    max_size = 2 * MAX_ELEMENTS
+    allowed = f"a number from 1 to {max_size:,}"
+    if multiple > 1:
+        allowed = f"a multiple of {multiple} from {multiple} to {max_size:,}"
     for size in sizes:
-        if size < 1 or size % multiple or size > most:
+        if size < 1 or size % multiple or size > max_size:
             raise ConfigError(
-                f"a size is {size:,} bytes, but must be from {multiple} to {most:,} bytes"
-                f"{'' if is_any else f', and a multiple of {multiple}'}",
+                f"a message size is {size:,} bytes, but must be {allowed}",
                 where=where,
-                fix=f"set the size to a {'number' if is_any else f'multiple of {multiple}'} from {multiple} to {most}"
-                f"{otherwise}",
+                fix=f"set the size to {allowed}{otherwise}",
             )
 
 
@@ -171,9 +180,9 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
     where = "task.kernels.collectives.ranks, cluster.ranks_per_node"
     if num_ranks == 1:
         raise ConfigError(
-            "a collective needs at least two ranks, but the job has one",
+            "a collective needs at least two ranks, but the job has only one rank",
             where=where,
-            fix="set cluster.ranks_per_node=2 or more, or task.kernels.collectives=null",
+            fix="set cluster.ranks_per_node to 2 or more, or set task.kernels.collectives=null",
         )
     if not collectives.operations:
         raise ConfigError(
@@ -188,7 +197,7 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
                 where=where,
                 fix=f"set task.kernels.collectives.ranks to numbers from 2 to {num_ranks}",
             )
-        other = f", or replace {count} in task.kernels.collectives.ranks by another number of ranks"
+        other = f"; or replace {count} in task.kernels.collectives.ranks by another number of ranks"
         _check_sizes(
             collectives.sizes_bytes, "task.kernels.collectives.sizes_bytes", multiple=4 * count, otherwise=other
         )
@@ -207,9 +216,10 @@ def _check_attention(attention: Attentions, config: Config) -> None:
     for length in attention.seq_lengths or ([] if attention.batches else [0]):
         if length < 1 or attention.tokens % length:
             raise ConfigError(
-                f"tokens is {attention.tokens:,}, which cannot be divided into sequences of {length} tokens",
+                f"{attention.tokens:,} tokens cannot be divided into sequences of {length} tokens",
                 where=where,
-                fix="list divisors of tokens in seq_lengths, or use task.kernels.attention.batches",
+                fix="set task.kernels.attention.seq_lengths to divisors of task.kernels.attention.tokens, or use "
+                "task.kernels.attention.batches instead",
             )
     for batch in attention.batches:
         if len(batch) != 2 or min(batch) < 1:
@@ -224,7 +234,8 @@ def _check_attention(attention: Attentions, config: Config) -> None:
             raise ConfigError(
                 f"the attention backend {backend.name} does not exist on a {'GPU' if is_gpu else 'CPU'}",
                 where="task.kernels.attention.backends",
-                fix=f"set backends to some of {', '.join(one.name for one in backends(is_gpu=is_gpu))}, or to null",
+                fix=f"list one or more of {', '.join(known.name for known in backends(is_gpu=is_gpu))}, or set the key "
+                "to null",
             )
 
 

@@ -19,10 +19,10 @@ def check(config: Config, memory: Memory) -> None:
     gpu = config.cluster.gpu
     assert gpu is not None
     raise TooLittleMemoryError(
-        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB: weights "
-        f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients {memory.gradients_gib:.1f}, "
-        f"optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f}, "
-        f"workspace {memory.workspace_gib:.1f}",
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB; the "
+        f"estimate is the sum of weights {memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients "
+        f"{memory.gradients_gib:.1f}, optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f} "
+        f"and workspace {memory.workspace_gib:.1f}",
         **(_smaller(config) if config.huggingface is None else huggingface.smaller(config.huggingface)),
     )
 
@@ -54,14 +54,14 @@ def check_offload(config: Config) -> None:
         return
     if config.training_recipe.recompute is Recompute.full:
         raise ConfigError(
-            "offload_activations has no effect, because recompute=full stores no layer activations",
+            "recipe.offload_activations has no effect, because recipe.recompute=full stores no layer activations",
             where="recipe.offload_activations, recipe.recompute",
             fix="set recipe.recompute=fit, or recipe.offload_activations=false",
         )
     if layer_of(config) is Layer.megatron:
         raise ConfigError(
-            "offload_activations needs runstop's own layers, but this model uses megatron-core's layers",
+            "recipe.offload_activations needs runstop's own layers, but this run uses the layers of megatron-core",
             where="recipe.offload_activations, precision",
-            fix="set recipe.offload_activations=false, or train adapters of a Llama, Mistral or Qwen model with "
-            "precision=bf16: such a run has runstop's own layers",
+            fix="set recipe.offload_activations=false; or, to use runstop's own layers, train adapters of a Llama, "
+            "Mistral or Qwen model with precision=bf16",
         )

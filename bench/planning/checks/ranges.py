@@ -24,10 +24,10 @@ def check(config: Config) -> None:
 
 def _check_signs(config: Config) -> None:
     """Refuse counts and sizes that are not positive, and optional amounts that are negative."""
-    for key, value in _positive(config).items():
-        if value is not None and not 0 < value < math.inf:
+    for key, number in _positive(config).items():
+        if number is not None and not 0 < number < math.inf:
             raise ConfigError(
-                f"{key} is {value}, but must be a positive number", where=key, fix=f"set {key} to a positive number"
+                f"{key} is {number}, but must be a positive number", where=key, fix=f"set {key} to a positive number"
             )
     for key, amount in _not_negative(config).items():
         if amount is not None and not 0 <= amount < math.inf:
@@ -46,7 +46,9 @@ def _check_upper_limits(config: Config) -> None:
     for key, beta in ({"recipe.adam_beta1": r.adam_beta1, "recipe.adam_beta2": r.adam_beta2} if r else {}).items():
         if not 0 <= beta < 1:
             raise ConfigError(
-                f"{key} is {beta}, but must be in [0, 1)", where=key, fix=f"set {key} to 0 or more, below 1"
+                f"{key} is {beta}, but must be 0 or more, and below 1",
+                where=key,
+                fix=f"set {key} to a number from 0 to below 1, such as 0.9",
             )
     largest = {
         "trials": (config.trials, MAX_TRIALS),
@@ -59,17 +61,18 @@ def _check_upper_limits(config: Config) -> None:
             )
     stall = config.launch.stall
     if stall is not None and stall.factor <= 1:
-        what = (
-            f"launch.stall.factor is {stall.factor:g}, but must be above 1: otherwise the watchdog ends trials "
-            f"that do not stall"
-        )
         raise ConfigError(
-            what, where="launch.stall.factor", fix="set launch.stall.factor above 1, or launch.stall=null"
+            f"launch.stall.factor is {stall.factor:g}, but must be above 1: with a lower factor, the watchdog ends "
+            "trials that do not stall",
+            where="launch.stall.factor",
+            fix="set launch.stall.factor above 1, or set launch.stall=null",
         )
     port = config.cluster.master_port
     if port is not None and not 1 <= port <= 65535:
         raise ConfigError(
-            f"{port} is not a valid port", where="cluster.master_port", fix="set a port from 1 to 65535, or null"
+            f"cluster.master_port is {port}, which is not a valid port",
+            where="cluster.master_port",
+            fix="set cluster.master_port to a port from 1 to 65535, or to null",
         )
 
 
@@ -143,17 +146,23 @@ def _check_rates(config: Config) -> None:
     }
     for names, (sizes, *columns) in tables.items():
         is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
-        if not is_rising or any(len(column) != len(sizes) for column in columns):
-            ascending, *_ = names.replace(",", "").split()
+        sizes_key, *_ = names.replace(",", "").split()
+        if any(len(column) != len(sizes) for column in columns):
             raise ConfigError(
-                f"{names} must have the same length, and {ascending} must ascend, but they are {sizes}, "
-                f"{', '.join(map(str, columns))}",
+                f"the lists {names} must have the same length, but their lengths are "
+                f"{', '.join(str(len(column)) for column in (sizes, *columns))}",
                 where="cluster.gpu.rates",
-                fix=f"list {ascending} in ascending order, and one rate for each of its numbers",
+                fix=f"list one rate for each number in {sizes_key}",
+            )
+        if not is_rising:
+            raise ConfigError(
+                f"{sizes_key} is {sizes}, but the numbers must be in ascending order, without duplicates",
+                where="cluster.gpu.rates",
+                fix=f"list the numbers of {sizes_key} in ascending order, and the rates in the same order",
             )
     if not rates.layer_tflop:
         raise ConfigError(
-            "the rates of GEMMs (layer_tflop) are empty",
+            "cluster.gpu.rates.layer_tflop is empty, so there are no rates of GEMMs",
             where="cluster.gpu.rates",
             fix="measure the rates with `runstop calibrate`, or set cluster.gpu.rates=null",
         )
@@ -161,7 +170,7 @@ def _check_rates(config: Config) -> None:
     all_rates = [*single, *itertools.chain(*itertools.chain(*tables.values()))]
     if not all(0 < number < math.inf for number in all_rates):
         raise ConfigError(
-            "a rate is zero, negative or not finite",
+            "a number in cluster.gpu.rates is zero, negative or not finite, but all numbers must be positive",
             where="cluster.gpu.rates",
             fix="set all rates to measured values, or set cluster.gpu.rates=null",
         )

@@ -43,10 +43,18 @@ def check(config: Config) -> None:
     for key in config.cluster.environment:
         if not _KEY.fullmatch(key):
             raise _refused(
-                ENVIRONMENT, key, "is not a valid name of an environment variable", "use letters, digits and _"
+                ENVIRONMENT,
+                key,
+                "is not a valid name of an environment variable",
+                "use letters, digits and _ and begin with a letter or _",
             )
         if key in SET_BY_JOB:
-            raise _refused(ENVIRONMENT, key, "cannot be set: the job sets this variable itself", f"remove {key}")
+            raise _refused(
+                ENVIRONMENT,
+                key,
+                "cannot be set, because the job sets this variable itself",
+                f"remove {key} from {ENVIRONMENT}",
+            )
     for place, _, text in texts.strings(config, ""):
         _check(place.removeprefix("."), text)
 
@@ -54,11 +62,15 @@ def check(config: Config) -> None:
 def _check(place: str, text: str) -> None:
     """Refuse a text that is not valid for its key."""
     if letter := texts.control_character(text):
-        what = f"contains the control or format character U+{ord(letter):04X}"
-        raise _refused(place, text, what, "write a text of printable characters on one line")
-    most = MAX_CONFIG_JSON if place == CONFIG_JSON else MAX_TEXT
-    if len(text) > most:
-        raise _refused(place, text, f"has more than {most:,} characters", "write a shorter text")
+        raise _refused(
+            place,
+            text,
+            f"contains the control or format character U+{ord(letter):04X}",
+            "write a text of printable characters on one line",
+        )
+    max_characters = MAX_CONFIG_JSON if place == CONFIG_JSON else MAX_TEXT
+    if len(text) > max_characters:
+        raise _refused(place, text, f"has more than {max_characters:,} characters", "write a shorter text")
     for places, pattern, fix in _PATTERNS:
         if place in places:
             _check_name(place, text, pattern, fix)
@@ -76,10 +88,14 @@ def _check_name(place: str, text: str, pattern: re.Pattern[str], fix: str) -> No
 def _check_path(place: str, text: str) -> None:
     """Refuse paths that the job's shell, which expands $DATADIR, would read differently from this program."""
     if "$" in _VARIABLE.sub("", text):
-        fix = "write a dollar sign only before the name of a variable in upper case, such as $NAME"
-        raise _refused(place, text, "contains a dollar sign without a variable's name", fix)
+        raise _refused(
+            place,
+            text,
+            "contains a dollar sign without the name of a variable",
+            "write a dollar sign only before the name of a variable in upper case, such as $NAME",
+        )
     if place in PATHS and text.startswith("-"):
-        raise _refused(place, text, "starts with a dash, like an option", "begin the path with / or ./")
+        raise _refused(place, text, "starts with a dash, so it looks like an option", "begin the path with / or ./")
 
 
 def _refused(place: str, text: str, what: str, fix: str) -> ConfigError:

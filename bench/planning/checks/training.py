@@ -24,18 +24,23 @@ def check(config: Config) -> None:
     nemo.check(config)
 
 
-def require_megatron(config: Config, subject: str) -> None:
+def require_megatron(config: Config, command: str) -> None:
     """Raise ConfigError unless the task trains with engine=megatron, the only one whose steps are estimated.
 
-    subject: what needs it, such as `tune`.
+    command: what needs it, such as `tune`.
     """
     if config.task.kind is not Kind.train:
-        what = f"{subject} needs a training task, but {config.task.name} is of kind {config.task.kind.name}"
-        raise ConfigError(what, where="task", fix="choose a training task, such as task=lora_8b")
+        raise ConfigError(
+            f"{command} needs a training task, but task {config.task.name} is of kind {config.task.kind.name}",
+            where="task",
+            fix="choose a training task, such as task=lora_8b",
+        )
     if config.engine.name is not EngineName.megatron:
-        what = f"{subject} needs engine=megatron, because it estimates steps of this engine only, but the engine is "
-        fix = "set engine=megatron, or choose a task that uses it, such as task=lora_8b"
-        raise ConfigError(what + config.engine.name.name, where="engine", fix=fix)
+        raise ConfigError(
+            f"{command} can estimate only steps of engine=megatron, but the engine is {config.engine.name.name}",
+            where="engine",
+            fix="set engine=megatron, or choose a task with this engine, such as task=lora_8b",
+        )
 
 
 def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_steps: int) -> None:
@@ -52,7 +57,8 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
         )
     if config.training.has_target and first_step > max_steps:
         raise ConfigError(
-            f"the first evaluation (step {first_step}) is after the last step ({max_steps}): the target is unreachable",
+            f"the run cannot reach its target, because the first evaluation (step {first_step}) is after the last step "
+            f"({max_steps})",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
             fix=f"set task.training.max_steps to {first_step} or more, or lower recipe.eval_every_samples",
         )
@@ -71,7 +77,7 @@ def _check_profile(config: Config) -> None:
 def _check_overlap(config: Config) -> None:
     if config.parallel.overlap is not None and config.engine.name is not EngineName.megatron:
         raise ConfigError(
-            f"engine={config.engine.name.name} decides itself what overlaps",
+            f"only engine=megatron supports parallel.overlap, but the engine is {config.engine.name.name}",
             where="parallel.overlap",
             fix="remove parallel.overlap, or set engine=megatron",
         )
@@ -82,18 +88,31 @@ def check_profiled_steps(config: Config, max_steps: int) -> None:
     steps, where = config.launch.profile_steps, "launch.profile, launch.profile_steps"
     if config.launch.profile is not ProfileKind.nsys:
         if steps is not None:
-            what = f"launch.profile_steps is set, but launch.profile is {config.launch.profile.name}"
-            raise ConfigError(what, where=where, fix="set launch.profile=nsys, or launch.profile_steps=null")
+            raise ConfigError(
+                f"launch.profile_steps needs launch.profile=nsys, but launch.profile is {config.launch.profile.name}",
+                where=where,
+                fix="set launch.profile=nsys, or launch.profile_steps=null",
+            )
         return
-    fix = "set launch.profile_steps=[10,12] to record the steps 10 to 12"
     if steps is None:
-        raise ConfigError("launch.profile=nsys needs the steps to record", where=where, fix=fix)
+        raise ConfigError(
+            "launch.profile is nsys, but launch.profile_steps, the steps to record, is not set",
+            where=where,
+            fix="set launch.profile_steps=[10,12] to record the steps 10 to 12",
+        )
     if len(steps) != 2 or not 1 <= steps[0] <= steps[1] <= max_steps:
-        what = f"launch.profile_steps is {steps}, but must be the first and the last step, from 1 to {max_steps}"
-        raise ConfigError(what, where=where, fix=fix)
+        raise ConfigError(
+            f"launch.profile_steps is {steps}, but must be the first and the last step, from 1 to {max_steps}",
+            where=where,
+            fix="set launch.profile_steps=[10,12] to record the steps 10 to 12",
+        )
     if config.task.submittable:
-        what = "nsys slows the timed steps, so the run cannot be submitted, but task.submittable is true"
-        raise ConfigError(what, where=where, fix="set task.submittable=false")
+        raise ConfigError(
+            "task.submittable is true, but a run with launch.profile=nsys cannot be submitted, because nsys slows the "
+            "timed steps",
+            where=where,
+            fix="set task.submittable=false",
+        )
 
 
 def check_steps(config: Config, max_steps: int) -> None:
@@ -107,13 +126,13 @@ def check_steps(config: Config, max_steps: int) -> None:
         )
     if max_steps > ranges.MAX_STEPS:
         raise ConfigError(
-            f"{config.training.epochs} epochs are {max_steps} steps, but at most {ranges.MAX_STEPS} steps are possible",
+            f"{config.training.epochs} epochs are {max_steps} steps, but at most {ranges.MAX_STEPS} steps are allowed",
             where="task.training.epochs",
             fix="lower task.training.epochs",
         )
     if warmup >= max_steps:
         raise ConfigError(
-            f"lr_warmup_steps ({warmup}) must be less than max_steps ({max_steps})",
+            f"recipe.lr_warmup_steps is {warmup}, but must be below the number of steps, which is {max_steps}",
             where="recipe.lr_warmup_steps",
             fix=f"set recipe.lr_warmup_steps to at most {max_steps - 1}",
         )
@@ -127,17 +146,17 @@ def _check_precision(config: Config) -> None:
         return
     if trains is Trains.qlora and precision is not Precision.bf16:
         raise ConfigError(
-            f"trains=qlora needs precision bf16, but precision is {precision.name}",
+            f"task.training.trains=qlora needs precision=bf16, but precision is {precision.name}",
             where="precision, task.training.trains",
             fix="set precision=bf16, or task.training.trains=lora",
         )
-    what = "LoRA on 4-bit weights (qlora)" if trains is Trains.qlora else "LoRA in FP8"
+    method = "LoRA on 4-bit weights (qlora)" if trains is Trains.qlora else "LoRA in FP8"
     unmet = differs_from_llama(config.model)
-    differing = _listed(f"{key} is {value}" for key, value in unmet.items())
+    differences = _listed(f"{key} is {value}" for key, value in unmet.items())
     is_ours = config.model.described is None
     if is_ours and unmet and (trains is Trains.qlora or precision is Precision.fp8):
         raise ConfigError(
-            f"{what} needs the layers of Llama, Mistral or Qwen, but {differing}",
+            f"{method} needs the layers of Llama, Mistral or Qwen, but {differences}",
             where=f"precision, {_listed(unmet)}",
             fix="set precision=bf16 and task.training.trains=lora, or choose a model with RMSNorm, swiglu, rope and no "
             "bias",
@@ -152,31 +171,40 @@ def _check_training(config: Config) -> None:
             f"exactly one of max_steps and epochs must be set, but max_steps is {training.max_steps or 'null'} and "
             f"epochs is {training.epochs or 'null'}",
             where="task.training.max_steps, task.training.epochs",
-            fix="set max_steps to a number and epochs to null, or max_steps to null and epochs to a number",
+            fix="set one of the two keys to a number, and the other key to null",
         )
-    if (training.starts_from is StartsFrom.task) != (training.base is not None):
+    if training.starts_from is StartsFrom.task and training.base is None:
         raise ConfigError(
-            f"starts_from is {training.starts_from.name}, but task.training.base is {training.base or 'null'}",
+            "task.training.starts_from is task, but task.training.base is null",
             where="task.training.starts_from, task.training.base",
-            fix="set task.training.base to the name of a task"
-            if training.base is None
-            else "set task.training.base=null, or task.training.starts_from=task",
+            fix="set task.training.base to the name of the task that trains the base checkpoint",
+        )
+    if training.starts_from is not StartsFrom.task and training.base is not None:
+        raise ConfigError(
+            f"task.training.base is {training.base}, but needs task.training.starts_from=task, which is "
+            f"{training.starts_from.name}",
+            where="task.training.starts_from, task.training.base",
+            fix="set task.training.base=null, or task.training.starts_from=task",
         )
     if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
         raise ConfigError(
             f"the rules of {config.task.benchmark} do not allow resuming, but checkpoint_every_steps is "
             f"{training.checkpoint_every_steps}",
             where="task.training.checkpoint_every_steps, task.benchmark",
-            fix="set task.training.checkpoint_every_steps=null, or task.benchmark=null if you do not submit",
+            fix="set task.training.checkpoint_every_steps=null; or, if you do not submit the run, set "
+            "task.benchmark=null",
         )
-    if (training.trains is Trains.all) != (training.lora is None):
+    if training.trains is not Trains.all and training.lora is None:
         raise ConfigError(
-            f"trains is {training.trains.name}, but "
-            f"task.training.lora is {'null' if training.lora is None else 'given'}",
+            f"task.training.trains is {training.trains.name}, but the block task.training.lora is null",
             where="task.training.trains, task.training.lora",
-            fix="add the block task.training.lora, or set task.training.trains=all"
-            if training.lora is None
-            else "set task.training.lora=null, or task.training.trains=lora or qlora",
+            fix="add the block task.training.lora, or set task.training.trains=all",
+        )
+    if training.trains is Trains.all and training.lora is not None:
+        raise ConfigError(
+            "task.training.trains is all, but the block task.training.lora is set",
+            where="task.training.trains, task.training.lora",
+            fix="set task.training.lora=null, or set task.training.trains to lora or qlora",
         )
 
 
@@ -187,24 +215,41 @@ def _check_lora(config: Config) -> None:
     name, peft = config.engine.name, tuple(module for modules in PEFT_MODULES.values() for module in modules)
     if not lora.shared_a and name is not EngineName.huggingface:
         raise ConfigError(
-            f"separate matrices A for q, k and v need engine=huggingface, but the engine is {name.name}",
+            f"task.training.lora.shared_a=false (a separate matrix A for each of q, k and v) needs engine=huggingface, "
+            f"but the engine is {name.name}",
             where="task.training.lora.shared_a, engine",
             fix="set engine=huggingface, or task.training.lora.shared_a=true",
         )
     possible = LORA_TARGETS if lora.shared_a else (*PEFT_MODULES, *peft)
     is_described = config.model.described is not None  # its names are checked with the engine
     if not is_described and (unknown := sorted(set(lora.target_modules) - set(possible))):
-        only_separate = lora.shared_a and set(unknown) <= {*PEFT_MODULES, *peft}
+        if lora.shared_a and set(unknown) <= {*PEFT_MODULES, *peft}:
+            raise ConfigError(
+                f"target_modules contains {_listed(unknown)}, which can have adapters only with shared_a=false",
+                where="task.training.lora.target_modules",
+                fix=f"list one or more of {_listed(possible)} in target_modules, or set "
+                "task.training.lora.shared_a=false with engine=huggingface",
+            )
         raise ConfigError(
-            f"target_modules contains {_listed(unknown)}, which cannot have adapters"
-            f"{' while shared_a is true' if only_separate else ''}",
+            f"target_modules contains {_listed(unknown)}, which cannot have adapters",
             where="task.training.lora.target_modules",
-            fix=f"set target_modules to some of {_listed(possible)}"
-            + (", or set task.training.lora.shared_a=false with engine=huggingface" if only_separate else ""),
+            fix=f"list one or more of {_listed(possible)} in target_modules",
         )
-    if not lora.target_modules or lora.rank < 1 or not 0 <= lora.dropout < 1:
+    if not lora.target_modules:
         raise ConfigError(
-            f"invalid LoRA settings: rank {lora.rank}, dropout {lora.dropout}, target_modules {lora.target_modules}",
+            "task.training.lora.target_modules is empty",
             where="task.training.lora",
-            fix="set rank to 1 or more, dropout to a value in [0, 1) and target_modules to at least one module",
+            fix="list at least one module in task.training.lora.target_modules",
+        )
+    if lora.rank < 1:
+        raise ConfigError(
+            f"task.training.lora.rank is {lora.rank}, but must be 1 or more",
+            where="task.training.lora",
+            fix="set task.training.lora.rank to 1 or more",
+        )
+    if not 0 <= lora.dropout < 1:
+        raise ConfigError(
+            f"task.training.lora.dropout is {lora.dropout}, but must be 0 or more, and below 1",
+            where="task.training.lora",
+            fix="set task.training.lora.dropout to a share such as 0.1, or to 0",
         )

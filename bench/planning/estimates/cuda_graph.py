@@ -21,8 +21,8 @@ def is_chosen(config: Config, layout: Layout) -> bool:
         raise ConfigError(
             "recipe.cuda_graph is true, but a CUDA graph is not possible with this plan",
             where="recipe.cuda_graph",
-            fix="remove recipe.cuda_graph=true. A graph needs engine=megatron, a GPU with rates, and pp of 1. It does "
-            "not work with full recomputation, offloaded activations or a document mask",
+            fix="remove recipe.cuda_graph=true. A CUDA graph needs engine=megatron, cluster.gpu.rates and "
+            "parallel.pp=1. Full recomputation, offloaded activations and a document mask prevent a CUDA graph",
         )
     if wanted is not None:
         return wanted

@@ -37,8 +37,8 @@ def clocks(plan: Plan, facts: Facts) -> Iterator[Finding]:
         ahead_ms = rank.time_ms - facts.read_ms
         if rank.machine is not None and ahead_ms > MAX_SKEW_MS and rank.node not in skewed:
             skewed[rank.node] = f"at least {ahead_ms / 1000:,.1f} s ahead of the clock of {socket.gethostname()}"
-    for node, skew in skewed.items():
-        yield broken("HW-06", f"the node's clock is {skew}", node, severity="warning")
+    for node, difference in skewed.items():
+        yield broken("HW-06", f"the clock of this node is {difference}", node, severity="warning")
 
 
 def _skewed(bounds: dict[str, Bounds]) -> Iterator[tuple[str, str]]:

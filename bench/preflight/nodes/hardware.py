@@ -34,20 +34,32 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for rank in facts.ranks:
         visible = rank.cuda_visible_devices
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
-            what = f"rank {rank.rank} uses GPU {rank.local_rank}, but its CUDA_VISIBLE_DEVICES has only {count} GPUs"
-            fix = "set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task"
-            yield broken("HW-03", what, rank.node, fix=fix)
+            yield broken(
+                "HW-03",
+                f"rank {rank.rank} uses GPU {rank.local_rank}, but CUDA_VISIBLE_DEVICES of this rank has only {count} "
+                "GPUs",
+                rank.node,
+                fix="set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task",
+            )
     for node, machine in facts.machines.items():
         ranks = len(ranks_of(facts, node))
         if machine.gpus is None:
-            what = f"the GPUs cannot be queried: {machine.gpus_refused}"
             has_no_smi = (machine.gpus_refused or "").endswith(NOT_INSTALLED)  # an image may lack it
-            yield broken("HW-03", what, node, severity="warning" if has_no_smi else "error")
+            yield broken(
+                "HW-03",
+                f"runstop cannot query the GPUs of this node: {machine.gpus_refused}",
+                node,
+                severity="warning" if has_no_smi else "error",
+            )
         elif len(machine.gpus) < ranks:
             yield broken("HW-03", f"the node has only {len(machine.gpus)} GPUs for {ranks} ranks", node)
-        elif plan.config.cluster.gpu and (other := _different_gpu(plan.config.cluster.gpu, machine.gpus)):
-            what = f"{other}, but the plan is for {plan.config.cluster.gpu.name}"
-            yield broken("HW-03", what, node, fix="set cluster= to the config of these nodes, or run on other nodes")
+        elif plan.config.cluster.gpu and (different := _different_gpu(plan.config.cluster.gpu, machine.gpus)):
+            yield broken(
+                "HW-03",
+                f"{different}, but the plan is for {plan.config.cluster.gpu.name}",
+                node,
+                fix="set cluster= to the config of these nodes, or run on other nodes",
+            )
 
 
 def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -60,17 +72,18 @@ def gpu_faults(plan: Plan, facts: Facts) -> Iterator[Finding]:
             if gpu.ecc_uncorrected:
                 yield broken("HW-01", f"the GPU has {gpu.ecc_uncorrected} uncorrected ECC errors", where)
             if _is_set(gpu.rows_failed):
-                yield broken("HW-01", "row remapping of the GPU memory failed", where)
+                yield broken("HW-01", "the GPU could not remap a damaged row of its memory", where)
             if _is_set(gpu.rows_pending):
-                fix = "ask the admins to reset the GPU: the reset remaps the row"
                 yield broken(
                     "HW-01",
-                    "the GPU must be reset to remap a damaged row of its memory",
+                    "a row of the GPU memory is damaged, and only a reset of the GPU remaps this row",
                     where,
-                    fix=fix,
+                    fix="ask the admins to reset the GPU",
                 )
-            if slowed := [name for bit, name in SLOWED.items() if _bits(gpu.throttle) & bit]:
-                yield broken("HW-01", f"the GPU's clocks are throttled: {', '.join(slowed)}", where, severity="warning")
+            if reasons := [name for bit, name in SLOWED.items() if _bits(gpu.throttle) & bit]:
+                yield broken(
+                    "HW-01", f"the clocks of the GPU are throttled: {', '.join(reasons)}", where, severity="warning"
+                )
 
 
 def drivers(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -79,9 +92,11 @@ def drivers(plan: Plan, facts: Facts) -> Iterator[Finding]:
         (gpu.driver, node) for node, machine in facts.machines.items() for gpu in machine.gpus or () if gpu.driver
     )
     if len(seen) > 1:
-        what = ", ".join(f"{driver} on {listed(nodes)}" for driver, nodes in seen.items())
+        drivers_of_nodes = ", ".join(f"{driver} on {listed(nodes)}" for driver, nodes in seen.items())
         odd = [node for nodes in list(seen.values())[1:] for node in nodes]
-        yield broken("HW-03", f"the nodes have different GPU drivers: {what}", listed(odd), severity="warning")
+        yield broken(
+            "HW-03", f"the nodes have different GPU drivers: {drivers_of_nodes}", listed(odd), severity="warning"
+        )
 
 
 def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -97,12 +112,17 @@ def interfaces(plan: Plan, facts: Facts) -> Iterator[Finding]:
             if not chosen:
                 yield broken(
                     "NCC-01",
-                    f"{name}={configured} selects no interface that is up; the active interfaces are {', '.join(up)}",
+                    f"{name}={configured} selects no active interface of this node; the active interfaces are "
+                    f"{', '.join(up)}",
                     node,
                 )
             elif set(chosen) == {"lo"} and len(facts.machines) > 1:
-                what = f"{name}={configured} is the loopback interface, which other nodes cannot reach"
-                yield broken("NCC-01", what, node, severity="warning")
+                yield broken(
+                    "NCC-01",
+                    f"{name}={configured} is the loopback interface, which other nodes cannot reach",
+                    node,
+                    severity="warning",
+                )
 
 
 def infiniband(plan: Plan, facts: Facts) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ def image(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if container.runtime is not Runtime.pyxis:
         return
     if outside := [rank.node for rank in facts.ranks if not rank.software.in_enroot]:
-        yield broken("PYX-03", "ranks run directly on the host, not in an Enroot container", listed(outside))
+        yield broken("PYX-03", "ranks must run in an Enroot container, but run directly on the host", listed(outside))
     path = expanded(container.image)
     record = store.recorded(Path(path)) if path and path.endswith(".sqsh") else None
     if record is None or record.marker is None:
@@ -68,14 +68,14 @@ def versions(plan: Plan, facts: Facts) -> Iterator[Finding]:
     }
     differing = {name: groups for name, groups in by_name.items() if len(groups) > 1}
     if differing:
-        what = "; ".join(
+        differences = "; ".join(
             f"{name} is {', '.join(f'{value} on {listed(nodes)}' for value, nodes in groups.items())}"
             for name, groups in differing.items()
         )
         odd = [node for groups in differing.values() for nodes in list(groups.values())[1:] for node in nodes]
         fix = None if in_container else "use the same Python environment on all nodes: a shared folder, or a container"
         rule = "PYX-03" if in_container else "RUN-08"
-        yield broken(rule, f"the ranks have different software: {what}", listed(odd), fix=fix)
+        yield broken(rule, f"the ranks have different software: {differences}", listed(odd), fix=fix)
 
 
 def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -84,24 +84,32 @@ def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
         return
     for names, nodes in grouped((rank.not_as_planned, rank.node) for rank in facts.ranks).items():
         if names:
-            what = f"these variables have other values in the container than in the plan: {', '.join(names)}"
-            yield broken("PYX-09", what, listed(nodes), severity="warning")
+            yield broken(
+                "PYX-09",
+                f"these variables have other values in the container than in the plan: {', '.join(names)}",
+                listed(nodes),
+                severity="warning",
+            )
 
 
 def paths(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Yield required paths that are missing on all nodes, and paths that only some nodes have."""
     every = [(node, path) for node, machine in facts.machines.items() for path in machine.paths]
-    for (what, path), _ in grouped(((path.what, path.path), node) for node, path in every).items():
-        seen = [(node, reached) for node, reached in every if (reached.what, reached.path) == (what, path)]
+    for (name, path), _ in grouped(((path.what, path.path), node) for node, path in every).items():
+        seen = [(node, reached) for node, reached in every if (reached.what, reached.path) == (name, path)]
         missing = [node for node, reached in seen if not reached.exists]
         if not missing or (len(missing) == len(seen) and not seen[0][1].required):
             continue
-        rule, where = "PYX-07" if what == "a mount" else "CFG-06", f"{path or what} on {listed(missing)}"
+        rule, where = "PYX-07" if name == "a mount" else "CFG-06", f"{path or name} on {listed(missing)}"
         if len(missing) == len(seen):
-            yield broken(rule, f"{what} is missing on every node", where)
+            yield broken(rule, f"{name} is missing on every node", where)
         else:
-            fix = "put this path on a shared file system that all nodes mount at the same path"
-            yield broken(rule, f"{what} exists on only {len(seen) - len(missing)} of {len(seen)} nodes", where, fix=fix)
+            yield broken(
+                rule,
+                f"{name} is missing on {len(missing)} of {len(seen)} nodes",
+                where,
+                fix="put this path on a shared file system that all nodes mount at the same path",
+            )
 
 
 def results(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -109,9 +117,13 @@ def results(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for node, machine in facts.machines.items():
         run_folder, where = machine.results, f"{machine.results.path} on {node}"
         if run_folder.refused is not None:
-            yield broken("CFG-08", f"results cannot be written: {run_folder.refused}", where)
+            yield broken("CFG-08", f"this node cannot write results: {run_folder.refused}", where)
         elif run_folder.free_mib < MIN_FREE_MIB:
-            yield broken("CFG-08", f"{run_folder.free_mib} MiB are free, but a run needs {MIN_FREE_MIB} MiB", where)
+            yield broken(
+                "CFG-08",
+                f"only {run_folder.free_mib} MiB of disk space are free, but a run needs {MIN_FREE_MIB} MiB",
+                where,
+            )
 
 
 def health(plan: Plan, facts: Facts) -> Iterator[Finding]:

@@ -69,7 +69,7 @@ def test_a_rank_of_an_earlier_attempt_writes_no_log(tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match="^CFG-05: this rank belongs to an earlier attempt of trial 0"):
         program._opened(tmp_path, trial)
     file.unlink()
-    with pytest.raises(ConfigError, match="a later attempt has begun"):
+    with pytest.raises(ConfigError, match="a later attempt has already begun"):
         program._opened(tmp_path, trial)
     assert not log.exists()
 
@@ -80,7 +80,7 @@ def test_a_rank_of_an_earlier_attempt_writes_no_log(tmp_path: Path, monkeypatch:
 
     mllog.save(tmp_path, first)
     monkeypatch.setattr(mllog, "Writer", Slow)
-    with pytest.raises(ConfigError, match="a later attempt has begun"):
+    with pytest.raises(ConfigError, match="a later attempt has already begun"):
         program._opened(tmp_path, trial)
     assert not log.exists(), "the later attempt can open it"
     monkeypatch.setenv(run_files.ATTEMPT_VARIABLE, second.nonce)

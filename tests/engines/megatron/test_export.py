@@ -118,7 +118,7 @@ REFUSED = {
     "no such model": (
         (*ALL, *GPT3, "model.num_query_groups=2"),
         "step_4",
-        "no family has this combination of layers of the model tiny",
+        "the layers of the model tiny do not match any model family",
     ),
 }
 
