@@ -240,8 +240,8 @@ class Cluster:
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of every rank, such as NCCL_SOCKET_IFNAME; never secrets."""
     master_port: int | None = None
-    """Port on which rank 0 listens. None: a free one of PORTS; on Slurm one derived from the job id, so that jobs on a
-    shared node differ."""
+    """Port on which rank 0 listens. None: a free port of PORTS. On Slurm, None selects one of PORTS: the sum of the job
+    id and a random number of each attempt, modulo the number of ports."""
 
     @property
     def device_name(self) -> str:
