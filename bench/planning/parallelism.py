@@ -207,8 +207,8 @@ def _check_batch(config: Config, world: World) -> None:
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"vpp is {world.vpp}, so that pp must divide the number of micro-batches of a step, but pp is {world.pp} "
-            f"and a step has {accumulation} micro-batches",
+            f"a step has {accumulation} micro-batches, but must have a multiple of {world.pp} micro-batches (pp), "
+            f"because vpp is {world.vpp}",
             where="parallel.vpp, recipe.micro_batch_size",
             fix="set parallel.vpp=1, or change recipe.micro_batch_size so that global_batch_size / (dp x "
             f"micro_batch_size) is a multiple of {world.pp}",

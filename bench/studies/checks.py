@@ -216,12 +216,13 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
         for stated in one.arms:
             if not any(arms_of.stated_pairs(msgspec.structs.replace(one, arms=(stated,)), arms)):
                 raise ConfigError(
-                    f"no arm of the study has the labels in first: {stated.first}"
+                    f"no arm of the study has the labels {stated.first} (key `first`)"
                     if stated.second is None
-                    else f"no two arms of the study have the labels first: {stated.first} and second: {stated.second}",
+                    else f"no pair of arms has the labels {stated.first} (key `first`) and {stated.second} (key "
+                    "`second`), and the same values of the labels in the key `same`",
                     where=place,
-                    fix="write labels of arms under `first:` and `second:`, and under `same:` only labels that have "
-                    "the same value in both arms",
+                    fix="write the labels of an arm in `first` and, for a pair, the labels of the other arm in "
+                    "`second`; remove labels from `same` whose values differ",
                 )
 
 

@@ -166,9 +166,9 @@ class StepRecorder:
             raise BenchError(
                 f"the program ended after step {self.step:,}, but the plan has {last:,} steps",
                 where="task.training.max_steps, engine.command",
-                fix="pass the placeholder {max_steps} to the program, or set task.training.max_steps to the steps that "
-                "the program trains; if the program does not print every step, set engine.command.every_steps "
-                "(hf_trainer), or let the program print the last step",
+                fix="pass the placeholder {max_steps} to the program, or set task.training.max_steps to the number of "
+                "steps of the program; the program must print its last step, or set engine.command.every_steps if "
+                "the program prints only every Nth step (hf_trainer, llama_factory)",
                 rule="RUN-23",
             )
 

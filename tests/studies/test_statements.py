@@ -208,14 +208,14 @@ def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: p
         (
             "{method: Z3}, second",
             "{method: Z4}, second",
-            r"no two arms of the study have the labels first: \{'method': 'Z4'\}",
+            r"no pair of arms has the labels \{'method': 'Z4'\}",
         ),
         ("{method: Z3}, second", "{size: Z3}, second", r"the label 'size' does not exist"),
         ("same: [model]", "same: [mode]", r"the label 'mode' does not exist[\s\S]*mean model\?"),
         (
             "second: {method: Naive}",
             "second: {method: Z3, model: 13B}",
-            r"no two arms of the study have the labels first",
+            r"no pair of arms has the labels",
         ),
     ],
 )

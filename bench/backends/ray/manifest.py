@@ -36,7 +36,7 @@ def block(plan: Plan) -> KubeRay:
     ray = request.settings(plan)
     if ray.kuberay is None:
         raise ConfigError(
-            "an existing Ray cluster has no manifest, because `runstop launch` submits the run directly",
+            "runstop writes no manifest for this Ray cluster: `runstop launch` submits the run to the cluster directly",
             where=f"cluster={plan.config.cluster.name}",
             fix="set cluster=kuberay to get a manifest, or run `runstop plan --json` to print the plan",
         )

@@ -249,7 +249,12 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         return
     if not types:
         what = "the job requests GPUs, but Slurm lists no GPUs on the nodes of the partition"
-        yield broken("SLU-01", what, where, fix=f"if the nodes have GPUs anyway, set {where}=none")
+        yield broken(
+            "SLU-01",
+            what,
+            where,
+            fix=f"choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set {where}=none",
+        )
     elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
         what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {node_gpus}"
         fix = f"set cluster.slurm.gpu_type to one of {', '.join(kinds)}" if kinds else f"set {where}=gres"

@@ -103,7 +103,8 @@ def layer_list(model: PreTrainedModel) -> tuple[str, ModuleList]:
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, ModuleList) and len(m) == num_layers]
     if not lists:
         raise ConfigError(
-            f"config.json has num_hidden_layers={num_layers}, but {type(model).__name__} has no list of so many layers",
+            f"config.json has num_hidden_layers={num_layers}, but no list of modules in {type(model).__name__} has "
+            "this length",
             where="config.json, num_hidden_layers",
             fix="choose a decoder-only model",
         )
