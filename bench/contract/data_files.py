@@ -358,7 +358,7 @@ def columns_fix(data: Data) -> str:
         return "set data.columns.text to the name of a column that has text in every record"
     columns = ", ".join(FORMATS[source].columns)
     own = f" (or {', '.join(PUBMEDQA_KEYS)}, as in PubMedQA's own files)" if source is DataSource.pubmedqa else ""
-    return f"convert the file to records with the text columns {columns}{own}, or set data.source to the file's format"
+    return f"write text into these columns of each record: {columns}{own}; or set data.source to the format of the file"
 
 
 def room_needed(data: Data) -> int:

@@ -104,7 +104,7 @@ def test_runs_are_filtered(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert listed_names("--status", "failed") == ["aaaa"] and listed_names("--status", "unknown") == ["bbbb"]
     assert listed_names("--task", "lora_*", "--tag", "x") == ["bbbb"] and listed_names("--cluster", "dgx*") == []
     assert listed_names("latest~1") == ["bbbb"] and listed_names(str(run)) == ["aaaa"]
-    assert "'x' is not a duration above 0" in answer(capsys, "runs", "--since", "x", code=2)
+    assert "'x' is not a time" in answer(capsys, "runs", "--since", "x", code=2)
     assert "choose one of active, valid" in answer(capsys, "runs", "--status", "x", code=2)
     assert "this file is not a run folder" in answer(capsys, "runs", str(run / "plan.json"), code=2)
 

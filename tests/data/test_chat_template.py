@@ -209,7 +209,7 @@ def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> No
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert chat.templates(path, None)["default"] == CHATML
     (tmp_path / "own.jinja").write_text("{% for %}")
-    with pytest.raises(ConfigError, match="line 1 of the chat template is not valid") as raised:
+    with pytest.raises(ConfigError, match="the chat template is not valid in line 1") as raised:
         template_of(path, str(tmp_path / "own.jinja"))
     write_tokenizer(tmp_path, named[:1])  # type: ignore[arg-type]
     (tmp_path / "chat_template.jinja").unlink()

@@ -118,7 +118,7 @@ def test_named_columns_are_read_from_every_format(name: str, tmp_path: Path, mon
     ("content", "message"),
     [
         (b"", "the file is empty"),
-        (lines([{"text": "a"}]), "line 1: column messages, conversations, or instruction and output is missing"),
+        (lines([{"text": "a"}]), "line 1: a record must have a column messages or conversations"),
         (
             lines([{"messages": TURNS}, {"messages": 3}]),
             "line 2: column messages must be a list of turns, but has the type int",
@@ -161,14 +161,16 @@ def test_rows_of_another_chat_template_are_refused(tmp_path: Path, monkeypatch: 
     assert [one for one in preflight.inspect(planned) if one.severity == "error"] == []
     (tmp_path / "cache/chat_template.jinja").write_text(TEMPLATE + " ")
     (problem,) = [one for one in preflight.inspect(planned) if one.severity == "error"]
-    assert "chat template of the prepared rows differs" in problem.what
-    with pytest.raises(ConfigError, match="chat template of the prepared rows differs"):
+    assert "the rows were prepared with another chat template" in problem.what
+    with pytest.raises(ConfigError, match="the rows were prepared with another chat template"):
         make_here(planned, monkeypatch)
 
 
 WRONG: dict[str, Callable[[Path], Any]] = {
     "the tokenizer has no chat template": lambda cache: write_tokenizer(cache),
-    "the first record is not valid: column messages": lambda cache: (cache / "c.jsonl").write_bytes(lines([{}])),
+    "the first record is not valid: a record must have a column messages": lambda cache: (
+        cache / "c.jsonl"
+    ).write_bytes(lines([{}])),
     "the file is not a tokenizer.model of SentencePiece": lambda cache: (cache / "tokenizer.json").rename(
         cache / "tokenizer.model"
     ),
@@ -262,7 +264,9 @@ def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
             compose.compose(overrides(tmp_path, f"data={data}", "data.train_rows=null"))
     with pytest.raises(ConfigError, match="data.sample is set, but data.train_rows is null"):
         compose.compose(overrides(tmp_path, "data.train_rows=null"))
-    with pytest.raises(ConfigError, match="data.sample is set, but data.source is chat"):
+    with pytest.raises(
+        ConfigError, match="data.sample is set, but runstop cannot generate records for data.source=chat"
+    ):
         compose.compose(overrides(tmp_path, "data=chat", "data.sample=9", "data.train_rows=3"))
     with pytest.raises(ConfigError, match="data.chat_template is set, but data.source=c4 does not use this key"):
         plan(tmp_path, "data=c4", "data.chat_template=a")

@@ -181,7 +181,7 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(lines([TEXT]) + b'{"text": "\xff"}\n'),
     ),
-    r"line 1: text contains an unpaired surrogate": (
+    r"line 1: column text contains an unpaired surrogate": (
         *("c4", "c.jsonl"),
         lambda path: path.write_bytes(b'{"text": "\\ud800"}\n'),
     ),

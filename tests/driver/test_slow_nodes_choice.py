@@ -132,8 +132,8 @@ def test_a_check_that_names_no_node_ends_the_job(run: Path) -> None:
     ("words", "what"),
     [
         (("launch.replace_slow=false",), "cluster.spare_nodes is 1, but launch.replace_slow is false"),
-        (("launch.health=false",), "only if the node check runs and the all-reduce has a floor"),
-        (("cluster.health.busbw_gbs=null",), "only if the node check runs and the all-reduce has a floor"),
+        (("launch.health=false",), "launch.replace_slow needs the node check"),
+        (("cluster.health.busbw_gbs=null",), "launch.replace_slow needs the node check"),
         (("launch.array=true",), "the tasks of the array share a run folder"),
         (("cluster.spare_nodes=-1",), "must be from 0 to 64"),
         (("cluster=ray_test", "cluster.spare_nodes=0"), "on Ray, launch.replace_slow needs spare nodes"),

@@ -192,7 +192,7 @@ def test_a_list_of_nodes_reaches_every_backend_and_the_plan_says_why(tmp_path: P
     hosts = ("task=lora_tiny", "cluster=hosts", "cluster.ranks_per_node=1", "cluster.device=cpu")
     listed_hosts = compose([*hosts, "cluster.hosts=[a,b:1x1,c]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
     assert listed_hosts.config.cluster.hosts == ["a", "c"]
-    with pytest.raises(ConfigError, match=r"without b, 1 nodes are left, but the run needs 2 \(b: listed"):
+    with pytest.raises(ConfigError, match=r"without b, 1 nodes are left, but the run needs 2 nodes \(b: listed"):
         compose([*hosts, "cluster.hosts=[a,b]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
 
 

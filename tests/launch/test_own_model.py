@@ -239,7 +239,7 @@ def test_prepare_says_what_to_do_with_a_folder_that_is_not_writable(
     folder, words = tmp_path / "qwen3", [*words, "data.train_rows=44"]
     monkeypatch.setattr(to_prepare.os, "access", lambda path, mode: path != folder)
     exit_code, shown = ended(capsys, "prepare", *words)
-    assert exit_code == 2 and "cannot be written into this folder" in shown
+    assert exit_code == 2 and "cannot write the converted weights into this folder" in shown
     (tmp_path / "own").mkdir()
     for file in folder.iterdir():
         (tmp_path / "own" / file.name).symlink_to(file)

@@ -131,7 +131,10 @@ def test_readings_of_a_meter_replace_recorded_ones(run: Path) -> None:
         package.pack(request(run, PowerRequest()))
     unreadable = run / run_files.node_power(0, "dgx-0")
     unreadable.symlink_to("elsewhere")
-    with pytest.raises(ConfigError, match=r"the recorded power cannot be read: .*symbolic link\n  where: .*dgx-0.csv"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the recorded power cannot be read: .*symbolic link, which is not allowed here\n  where: .*dgx-0.csv",
+    ):
         package.pack(request(run, PowerRequest()))
     unreadable.unlink()
     meter = run.parent / "pdu.csv"
@@ -173,7 +176,7 @@ def test_options_of_power_are_checked(run: Path, capsys: pytest.CaptureFixture[s
         (["--switch-watts", "100", "--dc"], "--switch-watts and --dc needs the option --power"),
         (["--power", "--psu-efficiency", "1.5"], "the efficiency of the power supplies is 1.5"),
         (["--power", "--switch-watts", "-3"], "the power of a switch is -3 W"),
-        (["--power", "gpus", "--meter", "x.csv"], "--meter measures nodes"),
+        (["--power", "gpus", "--meter", "x.csv"], "--meter gives the power of nodes"),
     ):
         with pytest.raises(SystemExit, match="^2$"):
             cli.main([*out, *more])

@@ -103,6 +103,6 @@ def test_a_config_describes_what_no_program_can_read() -> None:
     plan = compose.compose(["task=llama31_8b", "cluster=dgxh200", "+cluster.system_description={cooling: liquid}"])
     assert plan.config.cluster.system_description == {"cooling": "liquid"}
     with pytest.raises(
-        ConfigError, match=r"'colour' is not a field of MLPerf's system description(?s:.*)use submitter"
+        ConfigError, match=r"'colour' is not a field of MLPerf's system description(?s:.*)use only the fields submitter"
     ):
         compose.compose(["task=llama31_8b", "cluster=dgxh200", "+cluster.system_description={colour: red}"])

@@ -84,7 +84,7 @@ def test_rows_bound_by_the_host_get_no_cuda_graph() -> None:
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "without packing each row has only one document": ("data=tiny_dolly", "data.document_mask=true"),
-    "the generated reports have no document boundaries": ("data.packing=true", "data.document_mask=true"),
+    "data.source=grammar generates no document boundaries": ("data.packing=true", "data.document_mask=true"),
     "random rows have no documents, because data.lengths is null": (*RANDOM, "data.lengths=null"),
     "must list lengths of documents, each 1 token or more": (*RANDOM, "data.lengths=[0,3]"),
     "context parallelism splits documents and does not support a document mask": (

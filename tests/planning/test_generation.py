@@ -183,7 +183,7 @@ GENERATION = "task.generation"
             "launch.profile",
         ),
         (["task=generate_70b", *HUGGINGFACE, "gpu@cluster.gpu=h100"], "weights 128.5, KV cache", "parallel.tp"),
-        ([TINY, "task.kind=train"], r"is of kind train, but task\.training is missing", "task.kind"),
+        ([TINY, "task.kind=train"], r"is of kind train, but the block task\.training is missing", "task.kind"),
     ],
 )
 def test_invalid_generation_settings_are_refused(overrides: list[str], what: str, where: str) -> None:

@@ -91,7 +91,9 @@ def test_visible_devices_are_honoured(value: str, count: int, monkeypatch: pytes
 
 def test_different_gpus_are_refused_until_one_kind_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, H200, L40S)
-    with pytest.raises(ConfigError, match="different GPUs: NVIDIA H200, NVIDIA L40S"):
+    with pytest.raises(
+        ConfigError, match="different kinds of GPU, but a run needs GPUs of a single kind: NVIDIA H200, NVIDIA L40S"
+    ):
         gpu_detection.detect({})
     detected = gpu_detection.detect({"CUDA_VISIBLE_DEVICES": "1"})
     assert detected is not None and detected.gpus[0].name == "NVIDIA L40S"

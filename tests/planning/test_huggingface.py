@@ -116,7 +116,7 @@ REFUSED = {
     "4-bit base in FP32": (
         ["task.training.trains=qlora", f"{BLOCK}.strategy=fsdp2"],
         "task.training.trains",
-        "trains=qlora needs precision=bf16, but precision is fp32",
+        "trains=qlora needs precision bf16, but precision is fp32",
     ),
     "PEFT's layers with a shared A": (
         ["task.training.lora.target_modules=[linear_qkv,gate_proj]"],
@@ -164,7 +164,7 @@ def test_supported_settings_are_accepted() -> None:
 @pytest.mark.parametrize("engine", ["megatron", "nemo"])
 def test_separate_matrices_a_need_engine_huggingface(engine: str) -> None:
     words = [f"engine={engine}", "task=lora_7b", "cluster=dgxh200", "task.training.lora.shared_a=false"]
-    with pytest.raises(ConfigError, match=f"need engine=huggingface, but the engine is {engine}") as refused:
+    with pytest.raises(ConfigError, match=f"needs engine=huggingface, but the engine is {engine}") as refused:
         make_plan.check(config_of(words))
     assert refused.value.where == "task.training.lora.shared_a, engine"
 
@@ -190,7 +190,7 @@ def test_closed_division_needs_engine_megatron() -> None:
 def test_only_the_block_of_the_chosen_engine_is_allowed() -> None:
     config = config_of([HUGGINGFACE])
     config.engine.name = EngineName.megatron
-    with pytest.raises(ConfigError, match=r"engine\.name is megatron, but engine\.huggingface is given"):
+    with pytest.raises(ConfigError, match=r"engine\.name is megatron, but the block engine\.huggingface is set"):
         make_plan.check(config)
 
 

@@ -156,7 +156,7 @@ TINY = "task=kernels_tiny"
             r"\[262144, 262144, 1\] has a matrix with more than 2\^34 elements",
             "gemm.shapes",
         ),
-        ([TINY, "task.kernels.gemm.precisions=[fp8]"], "a CPU does not support GEMMs in fp8", "gemm.precisions"),
+        ([TINY, "task.kernels.gemm.precisions=[fp8]"], "a CPU does not support GEMMs in FP8", "gemm.precisions"),
         (
             ["task=gemm", "cluster=dgx1", "task.kernels.gemm.shapes=[[64, 100, 64]]"],
             r"\[64, 100, 64\] is not possible in FP8: N and K must be",
@@ -176,7 +176,7 @@ TINY = "task=kernels_tiny"
         ),
         (
             ["task=gemm", "cluster=dgxh200", "gpu@cluster.gpu=a100", "task.kernels.gemm.precisions=[fp8]"],
-            "a NVIDIA A100 SXM 80GB does not support GEMMs in fp8",
+            "a NVIDIA A100 SXM 80GB does not support GEMMs in FP8",
             "gemm.precisions",
         ),
         (
@@ -207,15 +207,19 @@ TINY = "task=kernels_tiny"
             "TFLOP of GEMMs and attention would take about .* hours on a CPU",
             "task.kernels.gemm.shapes",
         ),
-        ([TINY, "task.kind=train"], r"is of kind train, but task\.training is missing", "task.kind, task.training"),
+        (
+            [TINY, "task.kind=train"],
+            r"is of kind train, but the block task\.training is missing",
+            "task.kind, task.training",
+        ),
         (
             ["task=lora_tiny", "task.kind=kernels"],
-            r"task lora_tiny is of kind kernels, but task\.training is given",
+            r"task lora_tiny is of kind kernels, but the block task\.training is set",
             "task.training",
         ),
         (
             ["task=lora_tiny", "task.training=null"],
-            r"task lora_tiny is of kind train, but task\.training is missing",
+            r"task lora_tiny is of kind train, but the block task\.training is missing",
             "task.training",
         ),
     ],

@@ -211,7 +211,7 @@ def test_a_path_that_is_not_set_is_reported(name: str, monkeypatch: pytest.Monke
     ("value", "rule", "text"),
     [
         ("data", "CFG-06", "must be an absolute path"),
-        ('/a"b', "CFG-06", "contains '\"'"),
+        ('/a"b', "CFG-06", "contains the character '\"'"),
         ("/a,b", "PYX-12", "','"),
         ("/a b", "PYX-12", "0.24"),
     ],

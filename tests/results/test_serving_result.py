@@ -272,7 +272,7 @@ def test_a_file_whose_requests_all_failed_is_refused(tmp_path: Path, capsys: pyt
     file = tmp_path / "guidellm.json"
     file.write_text(json.dumps(guidellm(0)))
     assert bench("parse", file) == 1
-    assert "the load level 'constant 20.0/s' has no results: 50 of its 50 requests failed" in capsys.readouterr().err
+    assert "the load level 'constant 20.0/s' has no results: 50 of 50 requests failed" in capsys.readouterr().err
     file.write_text(
         json.dumps({"log": ':::MLLOG {"time_ms": 1, "event_type": "", "key": "", "value": 1, "metadata": {}}'})
     )

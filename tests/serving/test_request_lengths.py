@@ -134,7 +134,7 @@ REFUSED = {
         "prompt_tokens,answer_tokens\n9,9\n1000,25\n",
     ): "pair 2 of .* has 1,025 tokens, but tiny supports only 1,024",
     ("jsonl", '{"prompt_tokens": true, "answer_tokens": 4}'): "prompt_tokens is True",
-    ("jsonl", "[1, 2]"): "the line must be an object",
+    ("jsonl", "[1, 2]"): "the line must be a JSON object",
     ("jsonl", "{"): "the line is not JSON",
     ("json", "[]"): "must end in .jsonl or .csv",
 }
@@ -153,7 +153,10 @@ def test_a_wrong_file_is_refused(tmp_path: Path, kind: str, text: str) -> None:
     ("words", "what"),
     [
         (STATED[:1], "lengths.answer needs mean, sigma, min and max"),
-        ((*STATED, "task.serving.lengths.file=/nowhere/pairs.csv"), "both a file of lengths and a distribution"),
+        (
+            (*STATED, "task.serving.lengths.file=/nowhere/pairs.csv"),
+            "a file of lengths and a distribution of lengths are set",
+        ),
         (("task.serving.lengths.file=/nowhere/pairs.csv",), "cannot be read: No such file"),
         ((*STATED, "task.serving.lengths.prompt.max=900"), "the longest possible request has 1,200 tokens"),
         (

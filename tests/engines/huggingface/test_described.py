@@ -210,7 +210,7 @@ def test_operations_are_those_that_torch_counts(name: str, folders: dict[str, Pa
 REFUSED = {
     "auto_map": ({"auto_map": {"AutoModelForCausalLM": "own.Model"}}, "has its own code"),
     "type": ({"model_type": "made_up"}, "no causal language model with model_type 'made_up'"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\)"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, r"weights quantised with gptq"),
     "invalid": ({"hidden_size": "wide"}, "rejects config.json"),
     "images": ({"model_type": "gemma3"}, "also reads images or sound"),
     "not causal": ({"model_type": "bert"}, "is not causal"),

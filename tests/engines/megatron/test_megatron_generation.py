@@ -420,5 +420,5 @@ def test_weights_in_another_quantised_format_are_refused(tiny: tuple[Path, Model
     folder, model, _ = tiny
     with pytest.raises(ConfigError, match="the weights of the checkpoint are in fp8, but the task requests bf16"):
         ours(folder / "megatron_core_fp8", model, GenerationOptions(WeightPrecision.bf16))
-    with pytest.raises(ConfigError, match="hidden_size 128 instead of 256"):
+    with pytest.raises(ConfigError, match="hidden_size is 128 instead of 256"):
         ours(folder, dataclasses.replace(model, hidden_size=256), GenerationOptions())

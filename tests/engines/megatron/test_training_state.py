@@ -199,7 +199,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     described = json.loads(manifest.read_text())
     described["model"]["num_layers"] = 3
     manifest.write_text(json.dumps(described))
-    with pytest.raises(ConfigError, match="num_layers 3 instead of 2"):
+    with pytest.raises(ConfigError, match="num_layers is 3 instead of 2"):
         started(tmp_path)[1].resume()
 
 
