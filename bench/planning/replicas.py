@@ -93,7 +93,7 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
         return None
     if len(named) > 1 or not all(host.groups for host in hosts):
         raise ConfigError(
-            f"the hosts have different groups of GPUs, but must have the same: {', '.join(map(_shown, hosts))}",
+            f"all hosts must have the same groups of GPUs, but these hosts differ: {', '.join(map(_shown, hosts))}",
             where="cluster.hosts",
             fix="give every host the same groups, such as rig0:4x2 and rig1:4x2",
         )

@@ -228,7 +228,7 @@ def _none(text: str, places: _Places, *, files: bool) -> ConfigError:
     near = places.near(text)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     fix = f"{meant}{LIST}" if places.runs else f"{meant}give the path of a run folder, or set LOGDIR"
-    return ConfigError(what, where=f"searched: this path, {searched}{in_studies}", fix=fix)
+    return ConfigError(what, where=f"this path, and {searched}{in_studies}", fix=fix)
 
 
 def _ambiguous(text: str, runs: list[Path], folder: Path) -> ConfigError:

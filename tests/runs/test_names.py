@@ -83,7 +83,7 @@ def test_a_text_that_means_no_run_or_several_is_explained(text: str, what: str, 
         names.several(text)
     assert what in refused.value.what and fix in refused.value.fix
     if "no run" in what:
-        assert refused.value.where == "searched: this path, 3 runs in runs, 5 runs of studies"
+        assert refused.value.where == "this path, and 3 runs in runs, 5 runs of studies"
 
 
 def test_one_run_is_not_an_arm_with_two() -> None:
@@ -100,7 +100,7 @@ def test_a_path_is_preferred_and_completions_are_names(monkeypatch: pytest.Monke
     assert names.completions("2026") == [MIDDLE, OLD]
     assert names.completions("") == ["latest", NEW, MIDDLE, OLD, *(names.name_of(run) for run in _of_studies())]
     monkeypatch.setenv("LOGDIR", "nosuch")
-    with pytest.raises(ConfigError, match=r"searched: this path, nosuch \(LOGDIR\), which does not exist"):
+    with pytest.raises(ConfigError, match=r"this path, and nosuch \(LOGDIR\), which does not exist"):
         names.one("x")
     assert names.completions("") == []
 

@@ -181,8 +181,8 @@ def _check_training(config: Config) -> None:
         )
     if training.starts_from is not StartsFrom.task and training.base is not None:
         raise ConfigError(
-            f"task.training.base is {training.base}, but needs task.training.starts_from=task, which is "
-            f"{training.starts_from.name}",
+            f"task.training.base is {training.base}, but task.training.starts_from is {training.starts_from.name}; "
+            "only starts_from=task uses a base",
             where="task.training.starts_from, task.training.base",
             fix="set task.training.base=null, or task.training.starts_from=task",
         )
