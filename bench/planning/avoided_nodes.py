@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from bench.contract import cluster
 from bench.contract.schema import BackendName, Cluster, Config
 from bench.errors import ConfigError
-from bench.texts import nearest, quoted
+from bench.texts import counted, nearest, quoted
 
 AUTO = "auto"
 BadNodes = Callable[[Cluster], Mapping[str, str]]
@@ -73,7 +73,8 @@ def too_few(num_left: int, num_nodes: int, avoided: Mapping[str, str], *, where:
     """Return the error of a run for which too few nodes are left."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in list(avoided.items())[:4])
     return ConfigError(
-        f"without {', '.join(avoided)}, {num_left} nodes are left, but the run needs {num_nodes} nodes ({reasons})",
+        f"without {', '.join(avoided)}, only {counted(num_left, 'node')} can be used, but the run needs "
+        f"{counted(num_nodes, 'node')} ({reasons})",
         where=f"cluster.avoid, {where}",
         fix="lower cluster.num_nodes, add nodes, or set cluster.avoid=null; `runstop nodes` shows the problems of each "
         "node",

@@ -192,7 +192,7 @@ def test_a_list_of_nodes_reaches_every_backend_and_the_plan_says_why(tmp_path: P
     hosts = ("task=lora_tiny", "cluster=hosts", "cluster.ranks_per_node=1", "cluster.device=cpu")
     listed_hosts = compose([*hosts, "cluster.hosts=[a,b:1x1,c]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
     assert listed_hosts.config.cluster.hosts == ["a", "c"]
-    with pytest.raises(ConfigError, match=r"without b, 1 nodes are left, but the run needs 2 nodes \(b: listed"):
+    with pytest.raises(ConfigError, match=r"without b, only 1 node can be used, but the run needs 2 nodes \(b: listed"):
         compose([*hosts, "cluster.hosts=[a,b]", "cluster.num_nodes=2", "cluster.avoid=[b]"])
 
 
@@ -250,7 +250,9 @@ def test_slurm_has_too_few_nodes_left_or_does_not_know_one() -> None:
     plan, every = compose([*SLURM, "cluster.avoid=[n1,n9]"]), "n0|batch*\nn1|batch*\nn2|batch*\nn9|other\n"
     assert slurm_says(plan, every) == ["n1, n9; 2 nodes left"]
     (_, few) = slurm_says(plan, every.replace("n2|batch*\n", ""))
-    assert isinstance(few, Finding) and few.what.startswith("without n1, n9, 1 nodes are left, but the run needs 2")
+    assert isinstance(few, Finding) and few.what.startswith(
+        "without n1, n9, only 1 node can be used, but the run needs 2"
+    )
     (unknown,) = slurm_says(plan, every.replace("n9|other\n", ""))
     assert isinstance(unknown, Finding) and unknown.what == "Slurm has no node n9, so sbatch refuses the job"
     assert unknown.fix == "set cluster.avoid=[n1]"

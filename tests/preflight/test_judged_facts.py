@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
     ),
     "a GPU too few": (
         machine(2, gpus=(GPU,)),
-        tiered(broken("HW-03", "the node has only 1 GPUs for 2 ranks", "dgx-1")),
+        tiered(broken("HW-03", "the node has only 1 GPU for 2 ranks", "dgx-1")),
     ),
     "a GPU too many": (machine(2, gpus=(GPU, GPU, GPU)), []),
     "another GPU": (
@@ -225,7 +225,7 @@ CASES: dict[str, tuple[Change, list[Finding]]] = {
             *(
                 broken(
                     "HW-03",
-                    f"rank {rank} uses GPU 1, but CUDA_VISIBLE_DEVICES of this rank has only 1 GPUs",
+                    f"rank {rank} uses GPU 1, but CUDA_VISIBLE_DEVICES of this rank has only 1 GPU",
                     node,
                     fix=PER_NODE,
                 )

@@ -11,6 +11,7 @@ from bench.contract.schema import Device, Gpu
 from bench.preflight.nodes.load import Facts, grouped, listed
 from bench.preflight.nodes.ranks import ranks_of
 from bench.rules.check import Finding, broken
+from bench.texts import counted
 
 MEMORY_TOLERANCE = 0.03
 SLOWED = {
@@ -36,8 +37,8 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
         if visible is not None and (count := _count(visible)) <= rank.local_rank:
             yield broken(
                 "HW-03",
-                f"rank {rank.rank} uses GPU {rank.local_rank}, but CUDA_VISIBLE_DEVICES of this rank has only {count} "
-                "GPUs",
+                f"rank {rank.rank} uses GPU {rank.local_rank}, but CUDA_VISIBLE_DEVICES of this rank has only "
+                f"{counted(count, 'GPU')}",
                 rank.node,
                 fix="set cluster.slurm.gpu_request to a value that requests GPUs per node instead of per task",
             )
@@ -52,7 +53,9 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
                 severity="warning" if has_no_smi else "error",
             )
         elif len(machine.gpus) < ranks:
-            yield broken("HW-03", f"the node has only {len(machine.gpus)} GPUs for {ranks} ranks", node)
+            yield broken(
+                "HW-03", f"the node has only {counted(len(machine.gpus), 'GPU')} for {counted(ranks, 'rank')}", node
+            )
         elif plan.config.cluster.gpu and (different := _different_gpu(plan.config.cluster.gpu, machine.gpus)):
             yield broken(
                 "HW-03",
