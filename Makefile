@@ -15,7 +15,7 @@ faults: grade-why  ## inject every known fault into runs on Slurm, Kubernetes, R
 	$(BIN)/python tests/backends/slurm/faults.py
 	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
 
-slow: .venv/test-installed .venv/site-installed  ## tests that are too long for every change
+slow: .venv/test-installed .venv/site-installed  ## the longest tests, which make test leaves out
 	$(BIN)/python -m pytest -m slow
 
 find-slow: .venv/test-installed  ## does the node check name the slow part of 1,000 simulated clusters? SEED: to repeat a run
