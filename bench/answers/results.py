@@ -68,7 +68,7 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     has_random_rows: bool
     """Whether the training data is random tokens."""
     shape_of: str | None
-    """The benchmark that has the same work per step and per evaluation. Only set if the run has no target."""
+    """The benchmark with the same size of steps and evaluations as the run. Only set if the run has no target."""
     resumed_samples: float | None
     """The number of samples that earlier attempts trained. Null if the log has the complete trial."""
     init_s: float | None
@@ -241,7 +241,7 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     num_failed: int
     """The number of trials that did not converge or have a rejected log."""
     olympic_min: float | None
-    """The mean time to train, without the dropped trials."""
+    """The mean time to train, without the dropped fastest and slowest trials."""
     olympic_samples: float | None
     rcp_mean_samples: float | None
     rcp_stdev_samples: float | None
@@ -302,7 +302,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     official: bool | None = None
     """Whether MLPerf's own checker passed. Null if MLPerf has no rules for the log."""
     counted: str | None = None
-    """A text that says whether the trial counts in the olympic mean."""
+    """Its part in the olympic mean: `counted`, `dropped: fastest`, `dropped: slowest`, or empty without a mean."""
     why: str | None = None
     """Why the trial is not valid."""
     run_cost: float | None = None
@@ -348,7 +348,7 @@ class PublishedSystem(Answer, kw_only=True, tag="runstop/published-system/1.0"):
     tokens_s_gpu: float | None
     """Tokens per second and GPU during training, without evaluations."""
     valid: bool
-    """Whether the logs are a score by MLPerf's rules."""
+    """Whether the logs give a valid score by MLPerf's rules."""
     notes: tuple[str, ...]
     """Reasons for missing values, and differences between sources."""
 
@@ -401,15 +401,15 @@ class ComparedValues(msgspec.Struct, kw_only=True):
     pairing: str
     """One of: `paired by block`; `paired in order of time`; `not paired`."""
     margin: float
-    """The systems are equivalent if `ratio` is between 1 / (1 + margin) and 1 + margin."""
+    """`equivalent` means that `ratio` is significantly between 1 / (1 + margin) and 1 + margin."""
     confidence: float
     first: tuple[float, ...]
     """One value for each run of the first system."""
     second: tuple[float, ...]
     """One value for each run of the second system. If the runs are paired, second[k] and first[k] are a pair."""
     verdict: str
-    """One of: `equivalent`; `equivalent, different`; `different`; `undecided`; `not compared`. The second verdict means
-    a significant difference within the margin."""
+    """One of: `equivalent`; `equivalent, different`; `different`; `undecided`; `not compared`. A
+    significant difference within the margin is `equivalent, different`."""
     reason: str
     """Why the values cannot be compared."""
     ratio: float | None
@@ -423,7 +423,7 @@ class ComparedValues(msgspec.Struct, kw_only=True):
     p_equivalent: float | None
     """The p-value of the hypothesis that `ratio` is outside the margin."""
     spread: float | None
-    """The standard deviation from run to run, as a share."""
+    """The standard deviation between runs of the same system, as a share."""
     num_more: int | None
     """The number of additional runs that an undecided comparison needs."""
     notes: tuple[str, ...]
@@ -474,7 +474,7 @@ class NodeFinding(Part, kw_only=True):
 
 
 class Node(Answer, kw_only=True, tag="runstop/node/1.0"):
-    """One node, and the problems that all runs found on the node."""
+    """One node, and all problems that runs found on this node."""
 
     node: str
     backend: str
@@ -521,11 +521,11 @@ class StudyPlan(Answer, kw_only=True, tag="runstop/study-plan/1.0"):
     folder: str
     arms: tuple[PlannedArm, ...]
     gpu_hours: dict[str, float | None]
-    """The estimated GPU hours of one run of each arm, without the start and the evaluations."""
+    """For each arm: the estimated GPU hours of one run, without the start and the evaluations."""
     cost: dict[str, float | None]
     """The price of `gpu_hours`."""
     order: tuple[tuple[str, ...], ...]
-    """The arms of each block, in the order of the runs."""
+    """For each block: the arms that would run, in this order."""
 
 
 class Difference(Part, kw_only=True):

@@ -54,7 +54,7 @@ class Plan(Answer, kw_only=True, tag="runstop/plan/5.0"):
 
 
 class Layout(Answer, kw_only=True, tag="runstop/layout/1.0"):
-    """One possible layout of the ranks of a plan. The first line is the best layout."""
+    """One possible split of the model over the ranks. The first line is the best layout."""
 
     world: World
     micro_batch_size: int
@@ -73,7 +73,7 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
     points: tuple[dict[str, Any], ...]
     """One object for each number of nodes (`num_nodes`)."""
     pays_until: int | None
-    """Up to this number of nodes, an added GPU brings at least half of the speed of a GPU in the first point."""
+    """The largest number of nodes at which an added GPU adds at least half of the first point's speed per GPU."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     not_calibrated: str
@@ -120,7 +120,7 @@ class Goodput(Answer, kw_only=True, tag="runstop/goodput/1.0"):
     effective: float
     """`effective_training_s` divided by `wall_s`."""
     effective_training_s: float
-    """The time of training whose result was kept."""
+    """The training time, without the steps that a later attempt repeated."""
     parts: tuple[TimePart, ...]
     trials: tuple[TrialTime, ...]
     num_gpus: int | None
@@ -171,7 +171,7 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     best: str
     """The name of the fastest settings."""
     is_decided: bool
-    """Whether each of the other settings is slower, is equivalent or has failed."""
+    """Whether all settings except `best` are slower than `best`, are equivalent to it, or have failed."""
     stopped_by: str
     num_blocks: int
     steps: int
@@ -181,7 +181,7 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     confidence: float
     """The confidence level of each interval."""
     regret: float | None
-    """How much longer a step takes with the settings of the best estimate than with `best`, as a share."""
+    """How much longer a step takes with the settings of rank 1 than with `best`, as a share."""
     estimated_by: str
     overrides_file: str
     command: str
