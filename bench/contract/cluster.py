@@ -249,7 +249,7 @@ def parsed(text: str) -> Host:
         raise ConfigError(
             f"{text!r} is not a valid host",
             where="cluster.hosts",
-            fix="use NAME, USER@NAME, or NAME:GROUPSxGPUS such as rig0:2x4",
+            fix="use NAME, USER@NAME, or NAME:GROUPSxGPUS; rig0:2x4 means two groups of four GPUs on rig0",
         )
     groups, size = match["groups"], match["size"]
     return Host(match["name"], int(groups) if groups else None, int(size) if size else None)

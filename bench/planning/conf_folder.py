@@ -20,7 +20,7 @@ def first_with_configs(places: Iterable[Path]) -> Path:
         if (place / "conf/launch.yaml").is_file():
             return place / "conf"
     raise FileNotFoundError(
-        f"the installation of runstop is incomplete: the folder conf is missing in and next to {_PACKAGE}"
+        f"the installation of runstop is incomplete: neither {_PACKAGE} nor {_PACKAGE.parent} has the folder conf"
     )
 
 

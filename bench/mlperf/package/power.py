@@ -190,7 +190,8 @@ _FIX = "write a CSV file with the columns time_ms (since 1970), node and power_w
 def _entry_findings(entry: Entry, request: PowerRequest) -> Iterator[Finding]:
     entry_name = f"{entry.benchmark} on {entry.system}"
     if request.scope is Scope.gpus:
-        yield broken("PCK-06", f"{entry_name}: the package has the power of the GPUs, not of the nodes", entry_name)
+        what = f"{entry_name}: the power in the package is only that of the GPUs, but MLPerf requires that of the nodes"
+        yield broken("PCK-06", what, entry_name)
     nodes = max((_num_nodes(run) or 1 for run in entry.runs), default=1)
     if nodes > 1 and not request.switches_w:
         yield broken(
