@@ -54,7 +54,7 @@ REFUSALS = (
     "this folder is not a run folder",
     "there is no such run folder",
     "the launch was killed before it wrote plan.json",
-    "the launch was killed before it submitted a job",
+    "there is nothing to resume, because the launch was killed before it submitted a job",
     "all trials have finished; there is nothing to resume",
     "a run can be resumed only after its job has ended, but job 100 is PENDING",
 )
