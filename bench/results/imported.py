@@ -75,7 +75,7 @@ def read(path: Path) -> list[Summary]:
 def _require_answers(loads: list[Summary], path: Path) -> None:
     if not loads:
         raise LogError(
-            "the file has no load level (a request rate, or a number of concurrent requests) with results",
+            "the file has no results for any load level (a request rate, or a number of concurrent requests)",
             where=str(path),
             fix=FIX,
         )

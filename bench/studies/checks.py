@@ -279,7 +279,7 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
         raise ConfigError(
             f"the key `rows` of the table {table.title!r} is empty",
             where=where,
-            fix="write at least one label of the arms into `rows`, such as `rows: [arm]`",
+            fix="write the name of at least one label into `rows`, for example `rows: [arm]` for one row for each arm",
         )
     first: dict[tuple[str, ...], str] = {}
     for arm in arms:

@@ -237,7 +237,11 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
         return run_folder(folders[0])
     if folders or not paths:
         raise ConfigError(
-            "`watch` takes either one run folder, or logs; --trials and --walltime are only for logs",
+            "no run folder or log is given"
+            if not paths
+            else "a run folder is given together with other paths"
+            if len(paths) > 1
+            else "a run folder is given together with --trials or --walltime, which are only for logs",
             where=", ".join(map(str, paths)) or "command line",
             fix="give one run folder and remove --trials and --walltime, or give only logs",
         )

@@ -74,9 +74,9 @@ def _counted(config: Config, root: Path, processes: int | None) -> tuple[Path, d
         folder = Path(data_files.rows_dir(str(root), counted, vocab_size))
         if folder.exists():
             raise ConfigError(
-                "this folder already has rows from a command that set data.train_rows",
+                "this command does not set data.train_rows, but another command with this key has prepared the rows",
                 where=str(folder),
-                fix=f"set data.train_rows={counted.train_rows}, or delete this folder, and run the same command again",
+                fix=f"add data.train_rows={counted.train_rows} to this command, or delete the folder; run it again",
             )
         uncounted.rename(folder)
         return folder, manifest

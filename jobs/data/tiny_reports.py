@@ -63,7 +63,7 @@ def rows(num_rows: int, *, seq_length: int, seed: int, with_summaries: bool) -> 
             report, summary = document(rng, with_summaries)
         if start == 0:
             raise ConfigError(
-                f"a document has {end} words, but data.seq_length is only {seq_length}",
+                f"a generated document may have up to 96 words, but data.seq_length is only {seq_length}",
                 where="data.seq_length",
                 fix="set data.seq_length to 96 or more",
             )

@@ -43,7 +43,9 @@ def test_reports_alone_count_everywhere_but_in_padding() -> None:
 
 
 def test_a_row_too_short_for_a_document_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a document has 96 words, but data.seq_length is only 95"):
+    with pytest.raises(
+        ConfigError, match="a generated document may have up to 96 words, but data.seq_length is only 95"
+    ):
         tiny_reports.rows(1, seq_length=95, seed=0, with_summaries=True)
 
 

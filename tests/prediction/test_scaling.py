@@ -195,7 +195,10 @@ def test_the_table_marks_its_numbers_as_estimated(capsys: pytest.CaptureFixture[
         (("task=lora_tiny", "cluster=local", "--scale", "1"), "this cluster has no GPUs"),
         (("task=serve_7b", "cluster=dgxh200", "--scale", "1"), "serve_7b is of kind serve"),
         (("task=lora70b", "cluster=dgxh200", "cluster.network_gbs=null", "--scale", "1,2"), "is not known"),
-        ((*LORA, "engine=huggingface", "--scale", "1"), "set engine=megatron, or choose a task with this engine"),
+        (
+            (*LORA, "engine=huggingface", "--scale", "1"),
+            "set engine=megatron, or choose a task that uses engine=megatron",
+        ),
         ((*LORA, "model=gpt_oss_20b", "--scale", "1"), "add --stack reference"),
         ((*LORA, "gpu@cluster.gpu=b200", "--scale", "1"), "the speeds of NVIDIA B200 SXM 180GB were not measured"),
         (

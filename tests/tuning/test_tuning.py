@@ -207,7 +207,7 @@ def test_the_folder_is_that_of_a_study(call: Call, capsys: pytest.CaptureFixture
     ("words", "says"),
     [
         (["task=serve_tiny"], "tune needs a training task, but task serve_tiny is of kind serve"),
-        (["task=lora_tiny", "engine=huggingface"], "set engine=megatron, or choose a task with this engine"),
+        (["task=lora_tiny", "engine=huggingface"], "set engine=megatron, or choose a task that uses engine=megatron"),
         (["task=pretrain_tiny_local_sgd"], "tune does not support local SGD"),
         (["task=lora_tiny", "trials=3"], "you cannot set trials, because tune sets this key for each run"),
         (["task=lora_tiny", "parallel.tp=3"], "tp 3 does not divide"),

@@ -39,7 +39,7 @@ def require_megatron(config: Config, command: str) -> None:
         raise ConfigError(
             f"{command} can estimate only steps of engine=megatron, but the engine is {config.engine.name.name}",
             where="engine",
-            fix="set engine=megatron, or choose a task with this engine, such as task=lora_8b",
+            fix="set engine=megatron, or choose a task that uses engine=megatron, such as task=lora_8b",
         )
 
 
