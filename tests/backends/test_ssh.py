@@ -120,8 +120,8 @@ def test_unusable_hosts_are_reported_before_the_start(rigs: Hosts, tmp_path: Pat
     assert [line[:6] for line in findings(rigs, no_key)] == ["HST-04", "HST-04"]
     no_hosts = options.format(rigs.config, "'-oUserKnownHostsFile=/dev/null'")
     assert [line[:6] for line in findings(rigs, no_hosts)] == ["HST-05", "HST-05"]
-    one_unknown = findings(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
-    assert len(one_unknown) == 1 and one_unknown[0].startswith("HST-06 no-such-host.invalid: ssh: Could not resolve")
+    (unknown,) = findings(rigs, "cluster.hosts=[rig0,no-such-host.invalid]")
+    assert unknown.startswith("HST-06 the host no-such-host.invalid cannot start ranks: ssh: Could not resolve")
     assert [line[:6] for line in findings(rigs, "cluster.ssh.python=/no/python")] == ["HST-07", "HST-07"]
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)

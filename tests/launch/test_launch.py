@@ -139,7 +139,7 @@ def test_a_folder_with_results_is_refused(launch: Launch, tmp_path: Path) -> Non
     (tmp_path / "result_0.txt").write_text("somebody's result")
     process = launch(f"launch.folder={tmp_path}")
     output = process.communicate(timeout=300)[0]
-    assert process.returncode == 2 and "CFG-05: result_0.txt already exists" in output
+    assert process.returncode == 2 and "CFG-05: the log result_0.txt already exists" in output
     assert (tmp_path / "result_0.txt").read_text() == "somebody's result"
 
 
@@ -245,7 +245,7 @@ def test_a_local_run_can_be_resumed(launch: Launch, spawn: Launch, tmp_path: Pat
         resume.resume(run)
     assert resume.cancel(run) == str(run) and process.wait(timeout=120) == 143
     kept = (run / "result_0.txt").read_bytes()
-    with pytest.raises(ConfigError, match="--exclude=dgx-7 is an option for queues"):
+    with pytest.raises(ConfigError, match="--exclude=dgx-7 is an option for a job queue"):
         resume.resume(run, arguments=["--exclude=dgx-7"])
     assert json.loads(text(run / "status.json"))["outcome"] == "interrupted", "a refused resume changes nothing"
     resumed = spawn([sys.executable, "-m", "bench", "resume", str(run)], {})
