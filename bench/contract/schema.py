@@ -124,7 +124,7 @@ class Tracker(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """The engine, and its settings."""
+    """The engine, and its settings. Only the block of the chosen engine is set."""
 
     name: EngineName
     huggingface: HuggingFace | None = field(default=None, metadata=OMIT_DEFAULT)
@@ -132,7 +132,6 @@ class Engine:
     command: Program | None = field(default=None, metadata=OMIT_DEFAULT)
     preset: str | None = field(default=None, metadata=OMIT_DEFAULT)
     """A folder of conf/preset: the values of a published program, by the GPU and the number of nodes."""
-    """Only the block of the chosen engine is set."""
 
 
 @dataclass(slots=True, kw_only=True)

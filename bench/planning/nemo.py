@@ -10,6 +10,7 @@ from bench.contract.schema import Config, Device, EngineName, Precision, Profile
 from bench.contract.task import Kind
 from bench.contract.training import MomentPrecision, StartsFrom, Trains
 from bench.errors import ConfigError
+from bench.planning import engine_block
 
 Refusal = tuple[bool, str, str, str]
 """Whether it is refused, the problem, the config key, the fix."""
@@ -21,14 +22,7 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: for the first problem.
     """
-    if (config.engine.name is EngineName.nemo) != (config.engine.nemo is not None):
-        is_given = config.engine.nemo is not None
-        raise ConfigError(
-            f"engine.name is {config.engine.name.name}, but the block engine.nemo is "
-            f"{'set' if is_given else 'missing'}",
-            where="engine.name, engine.nemo",
-            fix="replace engine.name=NAME by engine=NAME, which also sets the block of the engine",
-        )
+    engine_block.check(config, EngineName.nemo)
     if config.engine.nemo is None or config.task.kind is not Kind.train:
         return
     for is_refused, problem, where, fix in (*_model(config), *_recipe(config), *_layout(config), *_launch(config)):

@@ -16,6 +16,7 @@ from bench.contract.task import Kind
 from bench.contract.training import StartsFrom
 from bench.errors import ConfigError
 from bench.mlperf.official import KNOWN
+from bench.planning import engine_block
 from bench.planning.commands import fields_of_all
 from bench.planning.data_folder import base_dir, data_dir
 from bench.planning.estimates import documents, flops
@@ -36,13 +37,8 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: for the first problem.
     """
-    name, block = config.engine.name, config.engine.command
-    if (name is EngineName.command) != (block is not None):
-        raise ConfigError(
-            f"engine.name is {name.name}, but the block {BLOCK} is {'missing' if block is None else 'set'}",
-            where=f"engine.name, {BLOCK}",
-            fix=f"replace engine.name={name.name} by engine={name.name}, which also sets the block of the engine",
-        )
+    engine_block.check(config, EngineName.command)
+    block = config.engine.command
     for is_refused, what, where, fix in _unknown(config) if block is None else _program(config, block):
         if is_refused:
             raise ConfigError(what, where=where, fix=fix)

@@ -9,7 +9,7 @@ import pytest
 from bench.contract import plan as plans
 from bench.contract import plan_kinds
 from bench.contract.plan_kinds import TrainingPlan
-from bench.contract.schema import EngineName
+from bench.contract.schema import Engine, EngineName
 from bench.errors import ConfigError
 from bench.planning import compose, make_plan
 from tests.helpers.cached_configs import cached
@@ -192,6 +192,10 @@ def test_only_the_block_of_the_chosen_engine_is_allowed() -> None:
     config.engine.name = EngineName.megatron
     with pytest.raises(ConfigError, match=r"engine\.name is megatron, but the block engine\.huggingface is set"):
         make_plan.check(config)
+    for name in (EngineName.huggingface, EngineName.nemo, EngineName.command):
+        config.engine = Engine(name=name)
+        with pytest.raises(ConfigError, match=f"name is {name.value}, but the block engine.{name.value} is missing"):
+            make_plan.check(config)
 
 
 def test_the_error_of_a_key_below_a_null_block_names_its_engine() -> None:

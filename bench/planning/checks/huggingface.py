@@ -11,6 +11,7 @@ from bench.contract.schema import Config, Device, EngineName, Precision
 from bench.contract.training import MomentPrecision, Recompute, Trains
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
+from bench.planning import engine_block
 
 BLOCK = "engine.huggingface"
 FSDP = (Strategy.fsdp2, Strategy.fsdp2_hybrid)
@@ -40,7 +41,7 @@ class Unsupported:
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first setting that the engine does not support."""
-    _check_block(config)
+    engine_block.check(config, EngineName.huggingface)
     hf = config.huggingface
     if hf is None:
         return
@@ -64,16 +65,6 @@ def smaller(hf: HuggingFace) -> dict[str, str]:
         "fix": f"set recipe.recompute=full, {sharding}offload (offload_optimizer, offload_parameters, "
         "offload_activations), lower recipe.micro_batch_size, or use more GPUs",
     }
-
-
-def _check_block(config: Config) -> None:
-    name, block = config.engine.name, config.engine.huggingface
-    if (name is EngineName.huggingface) != (block is not None):
-        raise ConfigError(
-            f"engine.name is {name.name}, but the block {BLOCK} is {'missing' if block is None else 'set'}",
-            where=f"engine.name, {BLOCK}",
-            fix=f"replace engine.name={name.name} by engine={name.name}, which also sets the block of the engine",
-        )
 
 
 def _model(config: Config) -> Iterator[Unsupported]:
