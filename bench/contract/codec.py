@@ -3,7 +3,8 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -23,6 +24,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def repeated(pairs: Iterable[tuple[str, Any]]) -> str | None:
+    """Return the first name of a JSON object's pairs that occurs more than once; None if all are distinct."""
+    return next((name for name, number in Counter(name for name, _ in pairs).items() if number > 1), None)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeGuard
 import msgspec
 
 from bench import masking
-from bench.contract import mllog, regular_files
+from bench.contract import codec, mllog, regular_files
 from bench.errors import LogError, MissingLogError, NotALogError
 
 _TOKEN = b":::MLLOG"
@@ -211,9 +211,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; ValueError if it has a name twice."""
     named = dict(pairs)
     if len(named) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{repeated!r:.40} occurs twice in the record")
+        raise ValueError(f"{codec.repeated(pairs)!r:.40} occurs twice in the record")
     return named
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.contract import data_files
+from bench.contract import codec, data_files
 from bench.contract.data import Data
 from bench.contract.data_files import columns_fix
 from bench.errors import ConfigError
@@ -299,7 +299,5 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; raise ValueError for a name that it has twice, of which a dict would keep one."""
     named = dict(pairs)
     if len(named) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r:.80} occurs twice in the same object")
+        raise ValueError(f"the key {codec.repeated(pairs)!r:.80} occurs twice in the same object")
     return named
