@@ -18,6 +18,7 @@ from bench.mlperf import reader
 from bench.planning import compose
 from helpers import alone
 from jobs.kernels import measure
+from jobs.profiles import nsys
 from jobs.ranks import identity, process_group, program
 from jobs.ranks.identity import Rank
 from jobs.tasks import kernels as task
@@ -69,6 +70,21 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
 
 def timeout_of(group: Any) -> timedelta:
     return cast(timedelta, group._get_backend(torch.device("cpu")).options._timeout)
+
+
+@pytest.mark.parametrize("under_nsys", [False, True])
+def test_the_process_exits_with_its_program_unless_nsys_started_it(
+    plan: KernelsPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, under_nsys: bool
+) -> None:
+    path, exits = tmp_path / "plan.json", []
+    path.write_text(plan_kinds.dumps(plan))
+    if under_nsys:
+        monkeypatch.setenv(nsys.INSIDE, "1")
+    with alone.started(monkeypatch, path, "--trial", "0"):
+        monkeypatch.setattr(program, "exit_process", lambda: exits.append("exit"))
+        with program.begun("a program", None, KernelsPlan):
+            assert not exits
+    assert exits == ([] if under_nsys else ["exit"])
 
 
 def test_points_are_measured_between_run_start_and_run_stop(
