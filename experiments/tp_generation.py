@@ -1,16 +1,17 @@
-"""Generation with TP 2 through peer memory and with NCCL: sums, and answers of the same weights in one process.
+"""Generation with TP through peer memory and with NCCL: sums, and answers of the same weights in one process.
 
     python -m torch.distributed.run --nproc-per-node 2 experiments/tp_generation.py sums
     python -m torch.distributed.run --nproc-per-node 2 experiments/tp_generation.py answers task=generate_7b
 
-`sums` compares each sum with NCCL's, and prints microseconds of a sum: the median, minimum and maximum of 7 replays of
-a CUDA graph of 50 sums. `answers` gives the requests of a task to both generators in alternating order. With
-`task.generation.order=one_by_one` it generates one answer, else all answers of the task side by side.
+TP is the number of processes. `sums` compares each sum with NCCL's, and prints microseconds of a sum: the median,
+minimum and maximum of 7 replays of a CUDA graph of 50 sums. With more than two ranks NCCL adds in another order, so
+that its sums are rounded otherwise. `answers` gives the requests of a task to both generators in alternating order.
+With `task.generation.order=one_by_one` it generates one answer, else all answers of the task side by side.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -24,11 +25,11 @@ from jobs.engines.megatron.generation.generator import MegatronGenerator
 from jobs.engines.megatron.generation.peer_memory import PeerMemory
 from jobs.engines.megatron.generation.ranks import Ranks
 
-RANK = int(os.environ["RANK"])
+RANK, TP = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = torch.device("cuda", RANK)
 REPEATS, PROMPT_TOKENS, ANSWER_TOKENS = 3, 13, 200
-LAYOUT = ["parallel.tp=2", "parallel.groups=1", "model.weights=random", "cluster.device=cuda", "gpu@cluster.gpu=h200"]
-LAYOUT += ["cluster=local", "cluster.ranks_per_node=2", "launch.health=false"]
+LAYOUT = [f"parallel.tp={TP}", "parallel.groups=1", "model.weights=random", "launch.health=false"]
+LAYOUT += ["cluster=local", "cluster.device=cuda", "gpu@cluster.gpu=h200", f"cluster.ranks_per_node={TP}"]
 
 
 def say(*what: object) -> None:
@@ -47,17 +48,23 @@ def by_nccl(x: Tensor) -> Tensor:
 
 def sums(peers: PeerMemory) -> None:
     """Compare sums of random numbers with NCCL's, then time them."""
-    differing = 0
+    num_sums = not_of_nccl = not_of_all = 0
     for size in (8, 100, 1024, 4096, 4100, 8192, 31 * 4096, 31 * 8192, 2**19):
         for number in range(5):
             torch.manual_seed(1000 * number + RANK)
             x = torch.randn(size, device=DEVICE).bfloat16()
+            if not peers.sums_here(x):
+                continue
+            num_sums += 1
             ours = peers.sum_(x.clone())
-            of_both = [torch.empty_like(ours) for _ in range(2)]
-            distributed.all_gather(of_both, ours)
-            differing += not torch.equal(ours, by_nccl(x)) or not torch.equal(*of_both)
-    say("sums that differ from NCCL's, or between the ranks:", differing)
+            of_all = [torch.empty_like(ours) for _ in range(TP)]
+            distributed.all_gather(of_all, ours)
+            not_of_nccl += not torch.equal(ours, by_nccl(x))
+            not_of_all += not all(torch.equal(one, ours) for one in of_all)
+    say(f"{num_sums} sums: {not_of_nccl} differ from NCCL's, {not_of_all} between the ranks")
     for kib in (8, 16, 64, 248, 496, 1024):
+        if 1024 * kib > peers.most_bytes:
+            break
         times = [spread(microseconds(add, kib * 512)) for add in (by_nccl, peers.sum_)]
         say(f"{kib} KiB: NCCL {times[0]} us, peer memory {times[1]} us")
 
@@ -102,17 +109,23 @@ def answers(peers: PeerMemory, overrides: list[str]) -> None:
         built._weights = weights
         built.warm_up(requests)
         weights = built._weights
-    rates, tokens = {name: [] for name in generators}, []
+    rates: dict[str, list[float]] = {name: [] for name in generators}
+    tokens: dict[str, list[list[Sequence[int]]]] = {name: [] for name in generators}
     for number in range(REPEATS):
         for name in list(generators)[:: 1 if number % 2 == 0 else -1]:
             distributed.barrier()
             given = generators[name].generate(requests, seed=0)
             first_s, done_s = given[0].first_s, max(one.done_s for one in given)
             rates[name].append((ANSWER_TOKENS - 1) / (done_s - first_s) if is_one else sum(lengths) / done_s)
-            tokens.append([one.tokens for one in given])
-    of_ranks = [tokens] * 2
+            tokens[name].append([one.tokens for one in given])
+    of_ranks: list[dict[str, list[list[Sequence[int]]]]] = [tokens] * TP
     distributed.all_gather_object(of_ranks, tokens)
-    say("all tokens are the same:", all(one == tokens[0] for of_rank in of_ranks for one in of_rank))
+    for name, of_repeats in tokens.items():
+        same = all(one == of_repeats[0] for of_rank in of_ranks for one in of_rank[name])
+        say(f"{name}: the tokens are the same on all ranks and in all repeats: {same}")
+    one_way, other_way = ([token for answer in of_repeats[0] for token in answer] for of_repeats in tokens.values())
+    equal = sum(a == b for a, b in zip(one_way, other_way, strict=True))
+    say(f"the same tokens by NCCL and through peer memory: {equal} of {len(other_way)}")
     for name, values in rates.items():
         say(f"{name}: {spread(values)} tokens/s{' behind the first token' if is_one else ''}")
 
