@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from bench.planning.estimates.network import rate_at
 
-LAYERS, ROWS, LAUNCH_US = 80, 8, 47
-"""Layers, rows of a step, and the host's time of one kernel on one rank alone (conf/gpu/h200.yaml)."""
+LAYERS, ROWS, LAUNCH_US = 80, 8, 85
+"""Layers, rows of a step, and the host's time of a launch, if several ranks share the host (SHARED_HOST in
+bench/planning/estimates/step_time.py)."""
 GATHER_US = {
     2: {0.0625: 6.3, 1: 11.2, 16: 54.1, 64: 156.6, 256: 546.7},
     4: {0.0625: 8.8, 1: 13.5, 16: 64.2, 64: 186.1, 256: 658.0},
@@ -41,8 +42,8 @@ class Layout:
     name: str
     group: int
     """Ranks that hold one replica."""
-    kernels: int
-    """Kernels of a layer and row, without NCCL's (bench/planning/estimates/step_time.py)."""
+    launches: int
+    """The host's time of a layer and row in launches, with the collectives (bench/planning/estimates/step_time.py)."""
     step_s: float
     sum_s: float
     nccl_s: float
@@ -67,8 +68,8 @@ def at(by_size: dict[float, float], size: float) -> float:
     return rate_at(max(size, min(by_size)), list(by_size), list(by_size.values()))
 
 
-TP = {"gathers": TP_GATHERS, "scatters": TP_SCATTERS, "kernels": 70}
-CP = {"gathers": CP_GATHERS, "scatters": CP_SCATTERS, "kernels": 129}
+TP = {"gathers": TP_GATHERS, "scatters": TP_SCATTERS, "launches": 102}
+CP = {"gathers": CP_GATHERS, "scatters": CP_SCATTERS, "launches": 87}
 LAYOUTS = (
     Layout(name="DP 4 CP 2", group=2, step_s=2.969, sum_s=3.007, nccl_s=0.161, **CP),
     Layout(name="DP 4 TP 2", group=2, step_s=3.023, sum_s=2.975, nccl_s=0.334, **TP),
@@ -79,9 +80,9 @@ LAYOUTS = (
 
 
 def main() -> None:
-    print("layout     step  kernels  of these NCCL  NCCL alone  no kernel  kernels launched at 47 us")
+    print("layout     step  kernels  of these NCCL  NCCL alone  no kernel  launches at 85 us")
     for one in LAYOUTS:
-        launched_s = one.layer_rows * one.kernels * LAUNCH_US / 1e6
+        launched_s = one.layer_rows * one.launches * LAUNCH_US / 1e6
         seconds = (one.step_s, one.sum_s, one.nccl_s, one.nccl_alone_s, one.step_s - one.sum_s, launched_s)
         print(one.name.ljust(9), *(f"{each:.2f}".rjust(8) for each in seconds))
     print("Seconds. 'No kernel': the step less the kernels of rank 0; below 0 where kernels run at the same time.")

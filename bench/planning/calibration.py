@@ -249,7 +249,7 @@ def _gradient_rate(
 def _launch_us(plans: Mapping[str, TrainingPlan], points: Mapping[str, Mapping[str, float]]) -> float:
     """Return the microseconds of a launch: what the steps of the two models differ by, per kernel."""
     few, many = (f"launch {count}" for count in LAUNCH_LAYERS)
-    kernels = step_time.layer_kernels(plans[many].config, plans[many].world) * (LAUNCH_LAYERS[1] - LAUNCH_LAYERS[0])
+    kernels = step_time.layer_launches(plans[many].config, plans[many].world) * (LAUNCH_LAYERS[1] - LAUNCH_LAYERS[0])
     return (points[many]["step_s"] - points[few]["step_s"]) / kernels * 1e6
 
 

@@ -31,6 +31,7 @@ class _Setting:
     """None: the layout cannot be captured, or its step cannot be estimated."""
     memory: Memory
     step_s: float | None
+    waits_for_host: bool
     num_microbatches: int
 
 
@@ -149,6 +150,7 @@ def _launched(config: Config, layout: Layout, mode: Recompute, fixed: Collection
             graph=graph,
             memory=needed,
             step_s=step_s,
+            waits_for_host=cost is not None and cost.host_s > 0,
             num_microbatches=num_microbatches(config, layout.world),
         )
 
@@ -183,7 +185,7 @@ def _candidate(one: _Setting, place: int) -> Candidate:
         settings["recipe.cuda_graph"] = str(one.graph).lower()
     low_ms = high_ms = None
     if one.step_s is not None:
-        errors = uncertainty.of_runstop()
+        errors = uncertainty.of_runstop(waits_for_host=one.waits_for_host)
         low_ms, high_ms = 1000 * errors.low * one.step_s, 1000 * errors.high * one.step_s
     return Candidate(
         rank=place,

@@ -179,7 +179,7 @@ def predict(config: Config, num_nodes: Sequence[int], *, stack: StackName) -> Sc
         stack=stack,
         points=relative,
         pays_until=pays_until(relative),
-        intervals=tuple(dict.fromkeys(one for count in num_nodes if (one := _interval(config, stack, count)))),
+        intervals=tuple(dict.fromkeys(one for point in points if (one := _interval(config, stack, point)))),
         not_calibrated=_not_calibrated(config, stack),
         currency=config.cluster.currency,
         power_source=known.source if (known := power.of_gpu(config.cluster)) else "",
@@ -407,23 +407,24 @@ def _named(split: World | Layout, micro_batch_size: int) -> str:
     return f"{' '.join(kept)}, micro-batch {micro_batch_size}"
 
 
-def _interval(config: Config, stack: StackName, num_nodes: int) -> Interval | None:
-    """Return the errors of rows like the steps on so many nodes; None if there are no such rows."""
+def _interval(config: Config, stack: StackName, point: Point) -> Interval | None:
+    """Return the errors of rows like the step of this point; None if there are no such rows."""
     if _not_calibrated(config, stack):
         return None
     if stack is StackName.runstop:
-        return uncertainty.of_runstop()
-    return uncertainty.of_reference(is_lora=config.training.lora is not None, is_one_node=num_nodes == 1)
+        return uncertainty.of_runstop(waits_for_host=bool(point.terms and point.terms.get("host_s")))
+    return uncertainty.of_reference(is_lora=config.training.lora is not None, is_one_node=point.num_nodes == 1)
 
 
 def _with_time(config: Config, point: Point, fastest: _Fastest, stack: StackName) -> Point:
     """Return the point with everything that follows from its step."""
-    errors = _interval(config, stack, point.num_nodes)
+    point = replace(point, layout=fastest.layout, terms=fastest.terms)
+    errors = _interval(config, stack, point)
     low, high = (errors.low, errors.high) if errors else (None, None)
     step = Range(value=1.0, low=low, high=high) * fastest.step_s
     tokens = point.global_batch_size * config.training_data.seq_length / point.num_gpus
     speed = Range(value=1.0, low=high and 1 / high, high=low and 1 / low) * (tokens / step.value)
-    timed = replace(point, layout=fastest.layout, terms=fastest.terms, step_s=step, tokens_s_gpu=speed)
+    timed = replace(point, step_s=step, tokens_s_gpu=speed)
     needed = _samples(config, point.global_batch_size)
     if needed is None:
         return timed

@@ -352,5 +352,5 @@ def _facts(statuses: RunStatuses) -> tuple[str, str]:
 def _estimated_by(ranked: Sequence[Candidate]) -> str:
     if ranked[0].step_ms is None:
         return "no step is estimated, because this device has no measured rates: simpler settings come first"
-    errors = uncertainty.of_runstop()
+    errors = uncertainty.of_runstop(waits_for_host=False)
     return f"{errors.num_rows} {errors.rows}, {errors.low:.2f} to {errors.high:.2f} of the estimate"

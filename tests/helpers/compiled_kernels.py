@@ -51,9 +51,10 @@ def variants() -> Iterator[Variant]:
         common = {"values_ptr": values, "scale_ptr": scale, "levels_ptr": "*fp32", "residual_ptr": "*bf16"}
         common |= {"out_ptr": "*bf16", "num_outputs": "i32", "up_ptr": None, "up_scale_ptr": None}
         types = common | {"x_ptr": "*bf16", "norm_ptr": "*bf16", "eps": "fp32"}
-        tile = one_row_kernels.NORMED
+        sample = torch.empty(0, 4096, dtype=DTYPES[precision]), None, None, None
+        tile = one_row_kernels.tile_of(sample, has_norm=True)
         constants = {"OUTPUTS": tile.outputs, "INPUTS": tile.inputs, "WIDTH": 4096, "OVERLAPPED": True}
-        constants["STAGES"] = 1 if precision == "nf4" else tile.stages
+        constants["STAGES"] = tile.stages
         yield Variant(f"one row {precision}", one_row_kernels._linear, types, constants, {"num_warps": tile.num_warps})
         x, low, x_scale = ("*fp8e4nv", "*fp8e4nv", "*fp32") if precision == "fp8" else ("*bf16", None, None)
         types = common | {"x_ptr": x, "low_ptr": low, "x_scale_ptr": x_scale, "sums_ptr": "*fp32", "done_ptr": "*i32"}

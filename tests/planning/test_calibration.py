@@ -74,7 +74,7 @@ def test_the_rates_come_back_from_the_times_that_they_give() -> None:
     points = {name: _times(plan) for name, plan in plans.items()}
     for count in calibration.LAUNCH_LAYERS:
         plan = plans[f"launch {count}"]
-        kernels = step_time.layer_kernels(plan.config, plan.world) * count
+        kernels = step_time.layer_launches(plan.config, plan.world) * count
         points[f"launch {count}"]["step_s"] = 0.1 + kernels * TRUE.launch_us / 1e6
     detected = calibration.rates(plans, {"points": points, "copy_gbs": 4000.0, "host_gbs": 50.0}, source="made up")
     for name, expected in dataclasses.asdict(TRUE).items():

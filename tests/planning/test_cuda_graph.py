@@ -17,7 +17,7 @@ def planned(task: str, *overrides: str) -> Plan:
     ("overrides", "is_chosen"),
     [
         ((), True),
-        (("recipe.micro_batch_size=8",), False),
+        (("recipe.micro_batch_size=16",), False),
         (("parallel.tp=2",), True),
         (("parallel.cp=2", "data.seq_length=352"), True),
         (("parallel.pp=2",), False),

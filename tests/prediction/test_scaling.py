@@ -165,7 +165,7 @@ def test_a_network_replaces_the_bandwidth_of_one_gpu(tmp_path: Path) -> None:
     )
     fast, slow = (
         compose.unplanned(
-            ["task=lora70b", f"cluster={name}", "parallel={tp: 2, pp: 1, cp: 8, sp: true}"], config_dir=tmp_path
+            ["task=lora70b", f"cluster={name}", "parallel={tp: 2, pp: 8, cp: 1, sp: true}"], config_dir=tmp_path
         )
         for name in ("dgx8", "slow")
     )

@@ -4,7 +4,7 @@ from bench.contract.plan import Cost, Memory
 from bench.contract.schema import Config
 from bench.errors import ConfigError
 from bench.planning.estimates import memory, step_time
-from bench.planning.estimates.step_time import layer_kernels
+from bench.planning.estimates.step_time import layer_launches
 from bench.planning.layouts import Layout, with_micro_batch
 
 
@@ -43,7 +43,7 @@ def can_capture(config: Config, layout: Layout) -> bool:
         w.pp == 1
         and config.nemo is None
         and layout.cost is not None
-        and layer_kernels(config, w) > 0
+        and layer_launches(config, w) > 0
         and not layout.recompute.full
         and not layout.recompute.offloaded_layers
         and not config.training_data.document_mask

@@ -80,14 +80,18 @@ BIASES = 15
 Counted by hand in jobs/engines/megatron/trained/layer.py."""
 RECOMPUTED_LINEAR = 3
 """Kernels of the forward pass from the norm to q, k and v, or to the activation; and of a memset."""
-CP = 59
-"""Additional kernels with cp, without NCCL's. Source: docs/results/2026-11-22-fp8.md, 129 for a layer with cp 8."""
+CP = 11
+"""Host's time of the additional kernels with cp, in launches; one call launches several of them. Source: layers with
+and without cp, docs/results/2026-11-26-four-gpus.md."""
 TP_COLLECTIVES, SP_COLLECTIVES, CP_COLLECTIVES = 6, 10, 3
 """Collectives of a layer with tp, in addition with sp, and with cp, forward plus backward. Counted by hand in
 jobs/engines/megatron/frozen/layer.py and attention.py."""
 COLLECTIVE_LAUNCHES = 2.0
-"""Host's time of a collective, with the code around it, in launches of a kernel. Source: layers with and without tp on
-two H200, docs/results/2026-11-26-several-gpus.md."""
+"""Host's time of a collective, with the code around it, in launches of a kernel. Source: layers with and without tp,
+docs/results/2026-11-26-four-gpus.md."""
+SHARED_HOST = 1.81
+"""Host's time of a launch where several ranks share the host, in those of one rank alone (`Rates.launch_us`): 85 us
+with two and four ranks on three hosts. The hosts differ: 67 to 96 us. Source: docs/results/2026-11-26-four-gpus.md."""
 
 
 def layer_collectives(world: World) -> int:
@@ -95,8 +99,8 @@ def layer_collectives(world: World) -> int:
     return TP_COLLECTIVES * (world.tp > 1) + SP_COLLECTIVES * world.sp + CP_COLLECTIVES * (world.cp > 1)
 
 
-def layer_kernels(config: Config, world: World) -> int:
-    """Return how many kernels a layer launches, forward and backward, without those of collectives.
+def layer_launches(config: Config, world: World) -> int:
+    """Return how many launches a layer takes the host, forward and backward, without those of collectives.
 
     0 for megatron-core's layers, whose kernels were not counted.
     """
@@ -237,7 +241,7 @@ class _Step:
 
         Collectives of recomputed layers are left out.
         """
-        kernels = layer_kernels(self.config, self.world)
+        kernels = layer_launches(self.config, self.world)
         if not kernels:
             return 0.0
         is_trained = layer_of(self.config) is Layer.trained
@@ -246,7 +250,8 @@ class _Step:
         linears_again = recomputed.qkv_layers + recomputed.fc1_layers
         launches += layers * forward if recomputed.full else RECOMPUTED_LINEAR * linears_again
         launches += TRAINED_ENDS if is_trained else FROZEN_ENDS
-        return launches * self.rates.launch_us / 1e6
+        shared = SHARED_HOST if self.world.ranks_per_node > 1 else 1.0
+        return launches * shared * self.rates.launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""
