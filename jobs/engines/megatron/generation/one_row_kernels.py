@@ -38,13 +38,32 @@ class Tile:
     num_warps: int
 
 
-NORMED, OTHER = Tile(32, 256, 4, 4), Tile(16, 512, 3, 4)
-"""Tiles for linears with RMSNorm but without gates, and for all others: the fastest of 30 on an H200, or within 3 % of
-it (docs/results/2026-11-23-generation.md). A program loads x and the norm's weights once for all of its outputs."""
-
-
 WeightOperands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 """Values and scales of the outputs, or of gates and of ups if the outputs are silu(gate) * up."""
+
+WIDE, NARROW, NARROW_DEEP = Tile(32, 256, 4, 4), Tile(16, 512, 3, 4), Tile(16, 256, 5, 4)
+NF4_WIDE, NF4_NARROW = Tile(32, 256, 1, 4), Tile(16, 512, 1, 4)
+"""With more stages the absmax of 4-bit weights would be copied one by one."""
+SMALL = 2**25
+"""Weights of the largest BF16 linear (of its gates alone) that is faster with the tiles of small ones."""
+
+
+def tile_of(weights: WeightOperands, *, has_norm: bool) -> Tile:
+    """Return the tile of a linear: the fastest one on an H200, or within 2 % of it.
+
+    A program loads x and the norm's weights once for all of its outputs. Sources: docs/results/2026-11-23-generation.md
+    for one GPU, and docs/results/2026-11-26-four-gpus.md for FP8 and for the smaller linears of TP.
+    """
+    values, is_gated = weights[0], weights[2] is not None
+    is_normed = has_norm and not is_gated
+    if values.dtype is torch.uint8:
+        return NF4_WIDE if is_normed else NF4_NARROW
+    if values.dtype is not torch.bfloat16:
+        return WIDE if is_gated else NARROW
+    is_small = values.numel() // (2 if is_gated else 1) <= SMALL
+    if is_normed or (is_gated and is_small):
+        return WIDE
+    return NARROW_DEEP if is_small and not is_gated else NARROW
 
 
 def plain_operands(weight: Linear) -> WeightOperands:
@@ -67,10 +86,9 @@ def multiply(
 ) -> Tensor:
     """Fill `out` [1, O] with the products of x [1, I], and return it."""
     num_outputs, is_gated = out.shape[1], weights[2] is not None
-    tile = NORMED if norm and not is_gated else OTHER
-    outputs, is_nf4 = tile.outputs // 2 if is_gated else tile.outputs, weights[0].dtype is torch.uint8
-    stages = 1 if is_nf4 else tile.stages  # with more stages the absmax of 4-bit weights would be copied one by one
-    options = {"OUTPUTS": outputs, "INPUTS": tile.inputs, "STAGES": stages, "WIDTH": x.shape[1]}
+    tile = tile_of(weights, has_norm=norm is not None)
+    outputs = tile.outputs // 2 if is_gated else tile.outputs
+    options = {"OUTPUTS": outputs, "INPUTS": tile.inputs, "STAGES": tile.stages, "WIDTH": x.shape[1]}
     options |= {"num_warps": tile.num_warps} | launch_options()
     norm_weight, eps = (norm.weight_H, norm.eps) if norm else (None, 0.0)
     tensors = (x, norm_weight, *weights, nf4_levels(x.device), residual, out)
