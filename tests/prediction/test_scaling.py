@@ -161,15 +161,15 @@ def test_a_network_replaces_the_bandwidth_of_one_gpu(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "slow.yaml").write_text(
         "# @package _global_\ndefaults: [dgx8, _self_]\ncluster:\n  network:\n    source: a test\n"
-        "    nvlink_gbs: 340\n    nics_per_node: 1\n    nic_gbs: 12.5\n"
+        "    nvlink_gbs: 340\n    nics_per_node: 1\n    nic_gbs: 1.25\n"
     )
     fast, slow = (
         compose.unplanned(
-            ["task=lora70b", f"cluster={name}", "parallel={tp: 2, pp: 8, cp: 1, sp: true}"], config_dir=tmp_path
+            ["task=lora70b", f"cluster={name}", "parallel={tp: 2, pp: 1, cp: 8, sp: true}"], config_dir=tmp_path
         )
         for name in ("dgx8", "slow")
     )
-    assert transports.gbs_between_nodes(slow.cluster) == 12.5 / 8
+    assert transports.gbs_between_nodes(slow.cluster) == 1.25 / 8
     for stack in (StackName.runstop, StackName.reference):
         steps = [scale.predict(config, [2], stack=stack).points[0].step_s for config in (fast, slow)]
         assert steps[0] and steps[1] and steps[0].value < steps[1].value
