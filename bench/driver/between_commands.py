@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import masked_json, masking, preflight
+from bench.backends.slurm import job_output
 from bench.console import trial as trial_tables
 from bench.contract import atomic_files, node_lists, plan_kinds, regular_files
 from bench.contract.plan import Plan, Trial, on_nodes
@@ -68,11 +69,21 @@ def check_nodes(run: Path, plan: Plan, *, say: Callable[[str], None], num_nodes:
         preflight.require(findings)
 
 
-def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str, nonce: str | None = None) -> bool:
+def begin_trial(
+    run: Path,
+    plan: Plan,
+    trial: Trial,
+    *,
+    job: str,
+    nodes: str,
+    nonce: str | None = None,
+    unrecorded_cause: str | None = None,
+) -> bool:
     """Open the next attempt of a trial; return False if the trial already has its result.
 
     A trial that succeeded, but whose job was interrupted before judging it, gets its result now. `nonce` is the
-    attempt's; its ranks get the same one, so that they cannot take a later attempt for theirs.
+    attempt's; its ranks get the same one, so that they cannot take a later attempt for theirs. `unrecorded_cause` is
+    why the previous attempt was interrupted, if the batch script recorded no cause.
 
     Raises:
         SubmitError: this job has started the trial launch.attempts times.
@@ -86,6 +97,7 @@ def begin_trial(run: Path, plan: Plan, trial: Trial, *, job: str, nodes: str, no
         nodes=nodes,
         nonce=nonce,
         left_out=node_lists.left_out(run, job),
+        unrecorded_cause=unrecorded_cause,
     )
 
 
@@ -209,9 +221,18 @@ def _step(args: argparse.Namespace, plan: Plan) -> int:
             return slow_nodes.use_spare(run, plan, job=args.job, lost=args.lost.split(","), why=args.why)
         case "begin":
             trial = plan.trials[args.trial]
-            is_open = begin_trial(run, plan, trial, job=args.job, nodes=args.nodes, nonce=args.nonce)
-            what = "starts" if is_open else "already finished"
-            print(f"trial {trial.index}, seed {trial.seed}: {what}", flush=True)
+            name = f"trial {trial.index}, seed {trial.seed}"
+            starts = f"{name}: starts"
+            is_open = begin_trial(
+                run,
+                plan,
+                trial,
+                job=args.job,
+                nodes=args.nodes,
+                nonce=args.nonce,
+                unrecorded_cause=job_output.requeue_cause(run, job=args.job, first_line=starts),
+            )
+            print(starts if is_open else f"{name}: already finished", flush=True)
             return 0 if is_open else TRIAL_DONE
         case "judge":
             trial = plan.trials[args.trial]

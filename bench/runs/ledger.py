@@ -176,10 +176,12 @@ def begin(
     nodes: str | None = None,
     nonce: str | None = None,
     left_out: dict[str, str] | None = None,
+    unrecorded_cause: str | None = None,
 ) -> bool:
     """Start the next attempt of a trial and record its job and nodes; return False if the trial is done.
 
-    Attempts after which there was a new checkpoint are not counted.
+    Attempts after which there was a new checkpoint are not counted. `unrecorded_cause` is why the previous attempt was
+    interrupted, if the batch script recorded no cause.
 
     Raises:
         SubmitError: this job has started the trial launch.attempts times, and each attempt was interrupted.
@@ -194,7 +196,8 @@ def begin(
     previous, cause = entry.attempts, _cause(folder, trial.index)
     if entry.outcome is Outcome.running and previous:
         lost = "unknown: the node or the batch script was killed before it could report a cause"
-        previous = (*previous[:-1], replace(previous[-1], outcome=Outcome.interrupted, cause=cause or lost))
+        cause = cause or unrecorded_cause or lost
+        previous = (*previous[:-1], replace(previous[-1], outcome=Outcome.interrupted, cause=cause))
     if previous:
         _set_aside(folder, trial, len(previous))
     newest = checkpoint.newest(folder, trial.index)

@@ -116,6 +116,69 @@ def test_the_last_array_task_to_end_writes_the_status(run: Path, step: Step, wri
     assert status is not None and (status.outcome, status.exit_code) == (Ending.failed, 1)
 
 
+STARTS = """\
+job 7, restart {restart}, on dgx-[0-1]; all of its output: /runs/1/slurm-7.out
+trial 1, seed 2: already finished
+trial 0, seed 1: starts
+"""
+PREEMPTED, NODE_FAILED = (
+    f"slurmstepd-dgx-0: error: *** JOB 7 ON dgx-0 CANCELLED AT 2026-11-26T23:16:40 DUE TO {why} ***\n"
+    for why in ("PREEMPTION", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
+)
+STEP_ENDED = "slurmstepd-dgx-0: error: *** STEP 7.4 ON dgx-0 CANCELLED AT 2026-11-26T23:16:50 DUE TO TIME LIMIT ***\n"
+FIRST, SECOND = STARTS.format(restart=0), STARTS.format(restart=1)
+NOW = "job 7, restart 2, on dgx-[0-1]; all of its output: /runs/1/slurm-7.out\n"
+BEFORE_TRIAL = NOW.replace("restart 2", "restart 1")
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (FIRST + PREEMPTED + SECOND + NODE_FAILED + NOW, "requeued DUE TO NODE FAILURE"),
+        (FIRST + SECOND + PREEMPTED + NODE_FAILED + STEP_ENDED + NOW, "requeued DUE TO NODE FAILURE"),
+        ("\udcff" * 3_000_000 + "\n" + SECOND + "\udcff\n" + PREEMPTED + NOW, "requeued DUE TO PREEMPTION"),
+        (FIRST + PREEMPTED + SECOND + NOW, "unknown"),  # only an older start was cancelled
+        (FIRST + BEFORE_TRIAL + PREEMPTED + NOW, "unknown"),  # only a later start was cancelled, before the trial
+        (FIRST + PREEMPTED + BEFORE_TRIAL + NOW, "unknown"),  # the previous start of the job did not begin the trial
+        (FIRST + PREEMPTED + SECOND + NODE_FAILED, "unknown"),  # the attempt was begun in this start of the job
+        (PREEMPTED + NOW, "unknown"),  # nothing shows which start began the attempt
+        (None, "unknown"),
+    ],
+)
+def test_a_cause_that_the_batch_script_did_not_record_is_taken_from_the_output_of_its_job(
+    run: Path, step: Step, output: str | None, cause: str
+) -> None:
+    """bash can lose the SIGTERM of Slurm; slurmstepd still writes why it ended the job."""
+    step("open", "--job", "7")
+    step("begin", "0", "--job", "7", "--nodes", "dgx-0")
+    if output is not None:
+        (run / "slurm-7.out").write_bytes(output.encode(errors="surrogateescape"))
+    assert step("begin", "0", "--job", "7", "--nodes", "dgx-0") == 0
+    assert str(ledger.read(run)[0].attempts[0].cause).partition(":")[0] == cause
+
+
+def test_no_cause_is_taken_through_a_symbolic_link(run: Path, step: Step) -> None:
+    step("open", "--job", "7")
+    step("begin", "0", "--job", "7", "--nodes", "dgx-0")
+    (run / "other.out").write_text(FIRST + PREEMPTED + NOW)
+    (run / "slurm-7.out").symlink_to("other.out")
+    assert step("begin", "0", "--job", "7", "--nodes", "dgx-0") == 0
+    assert str(ledger.read(run)[0].attempts[0].cause).startswith("unknown")
+
+
+def test_a_recorded_cause_and_the_output_of_an_array_task(run: Path, step: Step) -> None:
+    """The cause that the batch script recorded is more exact than the output."""
+    output = (FIRST + PREEMPTED + NOW).replace("job 7", "job 7_0").replace("/slurm-7.", "/slurm-7_0.")
+    step("open", "--job", "7")
+    step("begin", "0", "--job", "7_0", "--nodes", "dgx-0")
+    (run / "slurm-7_0.out").write_text(output)
+    (run / "interrupted.txt").write_text("SLU-10: preempted\n")
+    step("begin", "0", "--job", "7_0", "--nodes", "dgx-0")
+    step("begin", "0", "--job", "7_0", "--nodes", "dgx-0")
+    causes = [attempt.cause for attempt in ledger.read(run)[0].attempts]
+    assert causes == ["SLU-10: preempted", "requeued DUE TO PREEMPTION", None]
+
+
 @pytest.mark.parametrize(("force", "code"), [("false", 2), ("true", 0)])
 def test_an_unfit_node_ends_the_job_unless_forced(
     run: Path, step: Step, capsys: pytest.CaptureFixture[str], force: str, code: int

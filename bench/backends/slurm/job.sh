@@ -231,7 +231,8 @@ create_folder() {
 
 check_owner() { # of the current folder, which the path may no longer lead to
   local mode parent_mode
-  mode=$(stat -c %a .) parent_mode=$(stat -c %a ..)
+  mode=$(stat -c %a .) # one command substitution per command: bash 5.2 loses the trap of a signal between two of them
+  parent_mode=$(stat -c %a ..)
   [[ ! -L $run ]] || refuse "CFG-11: $run is a symbolic link: give the path of the folder itself, not of the link"
   [[ -O . && . -ef $run ]] || refuse "CFG-11: another user owns $run: start your own run"
   ! ((8#$mode & 8#022)) || refuse "CFG-11: other users can write to $run: check that the folder has no files of other users, then: chmod go-w $run"
