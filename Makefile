@@ -13,7 +13,7 @@ fast: .venv/test-installed  ## tests that do not train, start no programs and ar
 
 faults: grade-why  ## inject every known fault into runs on Slurm, Kubernetes, Ray, on hosts and by the runner
 	$(BIN)/python tests/backends/slurm/faults.py
-	$(BIN)/python -m pytest -q -m faults tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
+	$(BIN)/python -m pytest -q -m faults -n 2 --dist loadfile tests/launch tests/driver tests/backends --ignore=tests/backends/slurm
 
 slow: .venv/test-installed .venv/site-installed  ## the longest tests, which make test leaves out
 	$(BIN)/python -m pytest -m slow

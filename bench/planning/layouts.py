@@ -52,7 +52,7 @@ def ranked(config: Config) -> list[Layout]:
     """
     if config.program is not None:
         raise ConfigError(
-            "runstop cannot choose a layout for engine=command, because the program itself splits its ranks",
+            "runstop cannot choose a layout for engine=command: the program itself splits the model over its ranks",
             where="engine, parallel",
             fix="set parallel.tp, parallel.pp and parallel.cp, or choose engine=megatron",
         )

@@ -241,10 +241,8 @@ def check_memory(config: Config, needed: ServingMemory) -> None:
     least_gib = needed.weights_gib + needed.workspace_gib + needed.request_gib
     usable_gib = needed.fraction * gpu.memory_gib
     raise ConfigError(
-        f"for one request a server needs {least_gib:.1f} GiB per GPU (weights {needed.weights_gib:.1f}, KV cache "
-        f"{needed.request_gib:.2f}, workspace {needed.workspace_gib:.1f}), but may use only {usable_gib:.1f} of the "
-        f"{gpu.memory_gib:g} GiB of a {gpu.name}; the KV cache of all {needed.concurrent:,} requests would need "
-        f"{needed.all_gib:.1f} GiB",
+        f"even for one request, a server needs {least_gib:.1f} GiB per GPU (weights {needed.weights_gib:.1f}, KV cache "
+        f"{needed.request_gib:.2f}, workspace {needed.workspace_gib:.1f}), but it may use only {usable_gib:.1f} GiB",
         where=f"parallel.tp, precision, {SERVER}.memory_fraction",
         fix="raise parallel.tp to split weights and KV cache over more GPUs, set precision=fp8, or use GPUs with more "
         "memory",

@@ -57,12 +57,10 @@ def test_a_70b_model_fits_on_eight_rtx_4090_and_not_on_one() -> None:
     assert needed.request_gib == 576 * 2 * 80 * 128 * 2 / GIB
     room_gib = 0.9 * 23.65 - needed.weights_gib - needed.workspace_gib
     assert needed.fitting == int(room_gib / needed.request_gib) and 0 < needed.fitting < needed.concurrent == 1000
-    with pytest.raises(
-        ConfigError, match=r"needs 131\.3 GiB per GPU \(.*\), but may use only 21\.3 of the 23\.65"
-    ) as no:
+    with pytest.raises(ConfigError, match=r"needs 131\.3 GiB per GPU \(.*\), but it may use only 21\.3 GiB") as no:
         memory(*rtx, "parallel.tp=1")
-    assert "raise parallel.tp" in no.value.fix and "175.8" in no.value.what
-    with pytest.raises(ConfigError, match="may use only 17"):
+    assert "raise parallel.tp" in no.value.fix
+    with pytest.raises(ConfigError, match="it may use only 17"):
         memory(*rtx, "task.serving.server.memory_fraction=0.75")
 
 

@@ -38,7 +38,7 @@ EXPECTED = {
     "dissect_scaling": ("cluster=dgxh200", {"": 14}),
     "dissect_serving": (
         "cluster=dgxh200",
-        {"": 14, "for one request a server needs": 1},
+        {"": 14, "even for one request, a server needs": 1},
     ),
     "dissect_serving_modules": ("cluster=dgxh200", {"": 3}),
     "dissect_serving_tiny": ("cluster=local", {"": 2}),
