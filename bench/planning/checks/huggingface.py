@@ -159,7 +159,7 @@ def _layout(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     )
     yield Unsupported(
         hf.num_gpus != 1 and (not is_balanced or hf.num_gpus < 1),
-        f"num_gpus is {hf.num_gpus}, but with strategy={hf.strategy.name} each rank uses one GPU",
+        f"num_gpus is {hf.num_gpus}, but must be {'1 or more' if is_balanced else 1} with strategy={hf.strategy.name}",
         f"{BLOCK}.num_gpus",
         f"set {BLOCK}.num_gpus=1, or set strategy=balanced and num_gpus to 1 or more",
     )
