@@ -270,8 +270,9 @@ def _refused(error: Any, kind: str, where: str, address: str, revision: str | No
     if status == 401 and token and not isinstance(error, errors.RepositoryNotFoundError):
         return ConfigError(f"the hub refuses the token of {token}", where=where, fix=f"{log_in}, or remove the token")
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-        other = "data" if kind == "model" else "model"
-        fix = f"correct the name, or run `runstop fetch {other}`; for a private repository, {log_in}"
+        other, noun = ("data", "data set") if kind == "model" else ("model", "model")
+        fix = f"correct the name; if this is a {noun}, run `runstop fetch {other}`; "
+        fix += f"if the repository is private, {log_in}"
         return ConfigError(f"there is no such repository, or it is private; {sent}", where=where, fix=fix)
     if status == 403:
         return ConfigError(f"the hub forbids access (HTTP 403); {sent}", where=where, fix=log_in)

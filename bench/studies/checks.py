@@ -229,7 +229,8 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                     same = f", with the same value of {' and '.join(one.same)} (key `same`)" if one.same else ""
                     what = f"no pair of arms has the labels {stated.first} (key `first`) and {stated.second} (key "
                     what += f"`second`){same}"
-                    fix = "change `first` and `second` to labels of two different arms, or remove labels from `same`"
+                    fix = "change `first` and `second` to labels of two different arms"
+                    fix += ", or remove labels from `same`" if one.same else ""
                 raise ConfigError(what, where=place, fix=fix)
 
 

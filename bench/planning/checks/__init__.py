@@ -214,7 +214,7 @@ def _check_spares(config: Config) -> None:
     if c.health is None or not launch.health or c.health.busbw_gbs is None:
         raise ConfigError(
             "launch.replace_slow needs the node check (launch.health) and a minimum all-reduce bandwidth "
-            "(cluster.health.busbw_gbs), but at least one of these keys is not set",
+            "(cluster.health.busbw_gbs), but at least one of the two is missing",
             where="launch.replace_slow, launch.health, cluster.health.busbw_gbs",
             fix="set launch.health=true, and cluster.health.busbw_gbs to a number of GB/s; or set "
             "launch.replace_slow=false",
@@ -233,8 +233,8 @@ def _check_gpu_precision(config: Config) -> None:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; or, if this is wrong, set cluster.gpu.peak_fp8_tflops to the peak FP8 rate of "
-            "this GPU without sparsity",
+            fix="set precision=bf16; or, if this GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its peak FP8 "
+            "rate without sparsity",
         )
 
 

@@ -125,7 +125,7 @@ def _sampling(generation: Generation) -> Iterator[Refusal]:
     yield is_wrong, what, f"{where}.temperature", fix
     what = f"top_k is {s.top_k}, but must be 1 or more"
     yield s.top_k is not None and s.top_k < 1, what, f"{where}.top_k", "set top_k to 1 or more, or to null"
-    what, fix = f"top_p is {s.top_p}, but must be above 0 and at most 1", "set top_p to a share such as 0.9, or to null"
+    what, fix = f"top_p is {s.top_p}, but must be above 0 and at most 1", "set top_p to a value such as 0.9, or to null"
     yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", fix
     is_cut = s.top_k is not None or s.top_p is not None
     what = "top_k or top_p is set, but temperature 0 is greedy decoding and ignores them"

@@ -49,7 +49,7 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
     here, every = "recipe.local_sgd", local_sgd.interval
     what = f"every_steps is {every}, but must be 1 or more"
     yield every < 1, what, f"{here}.every_steps", "set every_steps to 1 or more"
-    what = f"overlap_steps is {local_sgd.overlap_steps}, but must be from 0 to below every_steps, which is {every}"
+    what = f"overlap_steps is {local_sgd.overlap_steps}, but must be 0 or more, and below every_steps ({every})"
     yield (
         not 0 <= local_sgd.overlap_steps < every,
         what,
@@ -67,7 +67,7 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
         not 0 <= momentum < 1,
         f"outer_momentum is {momentum:g}, but must be 0 or more, and below 1",
         f"{here}.outer_momentum",
-        "set outer_momentum to a number from 0 to below 1; DiLoCo uses 0.9",
+        "set outer_momentum to 0 or more, and below 1; DiLoCo uses 0.9",
     )
     is_mean = local_sgd.average is Average.parameters
     what = (
