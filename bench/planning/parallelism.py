@@ -5,7 +5,6 @@ from bench.contract.schema import Config, Device, Precision
 from bench.contract.training import Trains
 from bench.errors import ConfigError
 from bench.planning.estimates.parameters import linears
-from bench.texts import counted
 
 FP8_MULTIPLE = 16
 """The dimensions of an FP8 GEMM are multiples of this. Source: torch 2.11, torch._scaled_mm."""
@@ -208,8 +207,8 @@ def _check_batch(config: Config, world: World) -> None:
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"a step has {counted(accumulation, 'micro-batch')}, but with vpp {world.vpp} this number must be a "
-            f"multiple of pp, which is {world.pp}",
+            f"the number of micro-batches in a step is {accumulation}, but with vpp {world.vpp} must be a multiple "
+            f"of pp, which is {world.pp}",
             where="parallel.vpp, recipe.micro_batch_size",
             fix="set parallel.vpp=1, or change recipe.micro_batch_size so that global_batch_size / (dp x "
             f"micro_batch_size) is a multiple of {world.pp}",
