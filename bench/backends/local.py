@@ -32,7 +32,7 @@ from bench.planning.gpu_detection import VISIBLE, visible_names
 from bench.rules.check import CannotTellError, Check, Finding, Subject, Tier, broken
 from bench.texts import counted
 
-NEMO_FIX = "install NeMo as docs/nemo.md describes, then export NEMO_PYTHON=…/bin/python, or choose engine=megatron"
+NEMO_FIX = "install NeMo as docs/nemo.md describes and export NEMO_PYTHON=…/bin/python; or set engine=megatron"
 
 
 def is_nemo(plan: Plan) -> bool:
@@ -173,8 +173,8 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     server = _server_module(subject.plan)
     if server is not None and not _is_installed(server):
         install = "pip install 'transformers[serving]'" if server == "transformers" else f"install {server}"
-        fix = f"{install}, or choose another server="
-        what = f"cannot import {server}, the program of the server"
+        fix = f"{install}; or choose another server with server=NAME"
+        what = f"cannot import {server}, which this run starts as its server"
         yield broken("RUN-08", what, sys.executable, fix=fix)
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"cannot import {', '.join(missing)}"
@@ -297,7 +297,7 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
     if (count := len(set(named))) < required:
         what = f"{VISIBLE}={','.join(named)} makes {counted(count, 'GPU')} visible, but {_requirement(subject.plan)}"
         smaller_request = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
-        fix = f"list {required} different GPUs, unset {VISIBLE} to use all GPUs, or set {smaller_request}"
+        fix = f"list {required} different GPUs in {VISIBLE}, or set {smaller_request}"
         yield broken("HW-03", what, VISIBLE, fix=fix)
 
 

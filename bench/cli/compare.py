@@ -199,7 +199,7 @@ def _nodes(args: argparse.Namespace) -> int:
         fix = (
             f"choose from the known nodes: {known}"
             if known
-            else "remove the node: only runs on other machines have nodes"
+            else "remove the name of the node: only runs with Slurm, Kubernetes, Ray or ssh have nodes"
         )
         raise ConfigError(f"no run has used the node {', '.join(unknown)}", where=str(root), fix=fix)
     shown = [

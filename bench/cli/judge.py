@@ -509,8 +509,12 @@ def _verify(args: argparse.Namespace) -> int:
     from bench.runs import signature, verification
 
     if bool(args.signed) != (args.allowed_signers is not None) or (args.revoked and not args.signed):
-        fix = "runstop verify --signed --allowed-signers FILE [--revoked FILE] RUN"
-        what = "--signed and --allowed-signers must be given together, and --revoked needs both of these options"
+        fix = "run `runstop verify --signed --allowed-signers FILE [--revoked FILE] RUN`"
+        given = {"--allowed-signers": args.allowed_signers, "--revoked": args.revoked}
+        unused = " and ".join(name for name, file in given.items() if file is not None)
+        what = f"{unused} can be used only with --signed, which is missing"
+        if args.signed:
+            what = "--signed needs --allowed-signers, which is missing"
         raise ConfigError(what, where="command line", fix=fix)
     keys = {"allowed_signers": args.allowed_signers, "revoked": args.revoked}
     verified = [

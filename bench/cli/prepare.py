@@ -76,8 +76,9 @@ def _check(config: Config) -> None:
 
 def _nothing_to_prepare(config: Config) -> ConfigError:
     if config.task.training is None or config.data is None:
-        what = f"{config.task.name} reads no files to tokenise, and no weights of a Hugging Face folder to convert"
-        fix = "run `runstop launch` without this step, or set MODEL to a Hugging Face folder on this machine"
+        what = f"there is nothing to prepare: the task {config.task.name} reads no files to tokenise, and no weights "
+        what += "of a Hugging Face folder to convert"
+        fix = "run `runstop launch` now, or set MODEL to a Hugging Face folder on this machine"
         return ConfigError(what, where="task, cluster.paths.model", fix=fix)
     kinds = {
         DataSource.prepared: "they are prepared by the site (docs/weights.md)",

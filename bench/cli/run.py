@@ -104,7 +104,9 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _only_with_scale() -> ConfigError:
     return ConfigError(
-        "--figure and --stack are options of --scale", where="plan", fix="add --scale 1,2,4,8, or remove them"
+        "--figure and --stack are options of --scale, which is missing",
+        where="plan",
+        fix="add --scale 1,2,4,8, or remove --figure and --stack",
     )
 
 
@@ -115,8 +117,8 @@ def _plan_scale(args: argparse.Namespace) -> int:
     from bench.prediction import scale
 
     if args.layouts:
-        what, fix = "plan --scale chooses a layout on each number of nodes", "remove --layouts or --scale"
-        raise ConfigError(what, where="plan --scale", fix=fix)
+        what = "--layouts cannot be used with --scale, which itself chooses a layout on each number of nodes"
+        raise ConfigError(what, where="plan --scale", fix="remove --layouts or --scale")
     counts, config = scale.numbers(args.scale), compose.unplanned(args.overrides, config_dir=args.config_dir)
     scaling = scale.predict(config, counts, stack=scale.StackName(args.stack))
     name = f"{config.task.name} on {config.cluster.name}"

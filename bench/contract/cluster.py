@@ -281,8 +281,8 @@ def require_even(hosts: list[str], *, num_nodes: int, ranks_per_node: int) -> No
         if host.num_ranks is not None and host.num_ranks != ranks_per_node:
             counts = {other.num_ranks for other in every}
             raise ConfigError(
-                f"host {host.name} has {host.groups} x {host.group_size} GPUs, but cluster.ranks_per_node is "
-                f"{ranks_per_node}",
+                f"host {host.name} has {host.num_ranks} GPUs (groups x GPUs: {host.groups}x{host.group_size}), but "
+                f"cluster.ranks_per_node is {ranks_per_node}",
                 where="cluster.hosts",
                 fix=f"set cluster.ranks_per_node={host.num_ranks}"
                 if len(counts) == 1

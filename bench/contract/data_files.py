@@ -258,7 +258,7 @@ def check_same_tokenizer(rows: Path, used: dict[str, Any], tokenizer: Path, data
         )
     if used.get("chat_template") != template_sha256(data, tokenizer):
         raise ConfigError(
-            "the rows were prepared with another chat template than the chat template of this run",
+            "the rows were prepared with a chat template that differs from the chat template of this run",
             where=f"{rows}, {data.chat_template or tokenizer.parent}",
             fix="restore the chat template of the prepared rows, or delete the folder of the prepared rows",
             rule="CFG-06",
@@ -311,7 +311,7 @@ def columns_in_file(names: list[str], data: Data) -> tuple[str, ...]:
     if data.source is DataSource.chat:
         return chat.columns_of(names, data.named_columns)
     if missing := [name for name in columns_of(data) if name not in names]:
-        raise ValueError(f"the file has no column {', '.join(missing)}, but only the columns {', '.join(names)}")
+        raise ValueError(f"the file has no column {', '.join(missing)}; its columns are {', '.join(names)}")
     return columns_of(data)
 
 

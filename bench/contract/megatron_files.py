@@ -65,7 +65,7 @@ def read(folder: Path, name: str) -> Index:
         raise _wrong(f"runstop cannot read an index of version {version} with the token type {code}", index)
     dtype, width = TOKENS[code]
     if index_bytes < (needed := HEADER_BYTES + 12 * sequences + 8 * documents):
-        raise _wrong(f"the index has {index_bytes:,} bytes, but must have {needed:,} bytes by its header", index)
+        raise _wrong(f"the index has {index_bytes:,} bytes, but its header requires {needed:,} bytes", index)
     if token_bytes % width:
         raise _wrong(
             f"the file has {token_bytes:,} bytes, but must have a multiple of {width} bytes (one token, {dtype})",

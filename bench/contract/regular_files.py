@@ -40,7 +40,7 @@ def opened(path: Path | str, *, follows_links: bool = False, max_bytes: int | No
         if max_bytes is not None and status.st_size > max_bytes:
             raise OSError(
                 errno.EFBIG,
-                f"the file has {status.st_size:,} bytes, but at most {max_bytes:,} bytes are read",
+                f"the file has {status.st_size:,} bytes, but runstop reads at most {max_bytes:,} bytes",
                 str(path),
             )
     except BaseException:
@@ -64,7 +64,7 @@ def chunks(path: Path | str, size: int) -> Iterator[bytes]:
             done += len(chunk)
             if done > MAX_LOG_BYTES:  # files of /proc have a size of 0
                 raise OSError(
-                    errno.EFBIG, f"the file has more than the {MAX_LOG_BYTES:,} bytes that are read", str(path)
+                    errno.EFBIG, f"the file is too long: runstop reads at most {MAX_LOG_BYTES:,} bytes", str(path)
                 )
             yield chunk
 

@@ -122,7 +122,7 @@ def download(repo: Repository, file: RemoteFile, part: Path, *, received: Callab
 
     library = _library()
     if file.bytes > library.constants.MAX_HTTP_DOWNLOAD_SIZE:
-        fix = f"run `hf download {repo.name} {file.path}`: this program has a protocol for such files"
+        fix = f"run `hf download {repo.name} {file.path}`, which can download such files"
         raise ConfigError("the hub does not send files of more than 50 GB over HTTP", where=file.path, fix=fix)
     failed, lost = 0, None
     with _explained(repo.kind, repo.name, repo.revision, file=file.path), part.open("ab") as target:
@@ -256,25 +256,26 @@ def _refused(error: Any, kind: str, where: str, address: str, revision: str | No
     from huggingface_hub import errors
 
     status = error.response.status_code
-    log_in = "set HF_TOKEN to a token of an account that may read it, or run `hf auth login`"
+    log_in = "set HF_TOKEN to a token of an account that may read this repository, or run `hf auth login`"
     token = token_source()
     sent = f"the token of {token} was sent" if token else "no token was sent"
     if isinstance(error, errors.GatedRepoError):
         what = f"the repository is gated, and access was not granted; {sent}"
         return ConfigError(what, where=where, fix=f"accept the terms on {address}; then {log_in}")
     if isinstance(error, errors.RevisionNotFoundError):
-        fix = f"take a commit, branch or tag of {address}/tree/main, or leave --revision out"
+        fix = f"set --revision to a commit, branch or tag that {address}/tree/main lists, or remove --revision"
         return ConfigError(f"the repository has no revision {revision}", where=where, fix=fix)
     if isinstance(error, errors.RemoteEntryNotFoundError):
-        return BenchError("the hub lists this file, but does not have it", where=where, fix="take another --revision")
+        return BenchError("the hub lists this file, but does not have it", where=where, fix="choose another --revision")
     if status == 401 and token and not isinstance(error, errors.RepositoryNotFoundError):
         return ConfigError(f"the hub refuses the token of {token}", where=where, fix=f"{log_in}, or remove the token")
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-        other = "data" if kind == "model" else "model"
-        fix = f"check the name (is it `runstop fetch {other}`?); if it is private, {log_in}"
+        other, noun = ("data", "data set") if kind == "model" else ("model", "model")
+        fix = f"correct the name; if this is a {noun}, run `runstop fetch {other}`; "
+        fix += f"if the repository is private, {log_in}"
         return ConfigError(f"there is no such repository, or it is private; {sent}", where=where, fix=fix)
     if status == 403:
-        return ConfigError(f"the hub forbids this; {sent}", where=where, fix=log_in)
+        return ConfigError(f"the hub forbids access (HTTP 403); {sent}", where=where, fix=log_in)
     if status == 429:
         fix = f"wait some minutes; then {CONTINUES}. With a token, the hub allows more requests"
         return BenchError("the hub refuses more requests for now (429)", where=where, fix=fix)

@@ -162,7 +162,7 @@ def locked(folder: Path) -> Iterator[Path]:
                 what = (
                     f"another runstop fetch downloads into this folder: {lock.read(200).strip() or 'unknown process'}"
                 )
-                fix = f"wait until it has ended; then {CONTINUES}, or finds nothing left to download"
+                fix = f"wait until the other download has ended; then {CONTINUES}"
                 raise ConfigError(what, where=str(folder), fix=fix) from error
             except OSError as error:
                 what = f"the folder cannot be locked: {error.strerror}"

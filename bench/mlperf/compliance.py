@@ -88,7 +88,7 @@ def _check_clock(log: Log) -> Iterator[Finding]:
     for key, rule in zip(_TIMED, ("LOG-01", "LOG-02"), strict=True):
         records = log.all(key)
         if not records:
-            why = "the trial has no time to train" if log.events else "it has no MLLOG record"
+            why = "the time to train is unknown" if log.events else "it has no MLLOG record"
             yield finding(rule, "error", None, f"the log has no {key}: {why}")
         if len(records) > 1:
             lines = ", ".join(str(event.line) for event in records[:_MAX_SHOWN])
@@ -247,7 +247,7 @@ def _check_resumed(log: Log) -> Iterator[Finding]:
         what = f"the run resumed from a checkpoint after step {event.value!r:.20} ({samples!r:.20} samples)"
         lost_s, replayed = (event.metadata.get(name) for name in ("lost_s", "replayed_samples"))
         if isinstance(lost_s, int | float) and isinstance(replayed, int):
-            what += f"; {lost_s:.1f} s were lost, which the minutes include; {replayed:,} samples were trained again"
+            what += f"; the minutes include {lost_s:.1f} s that were lost; {replayed:,} samples were trained again"
         yield finding("LOG-21", severity, event.line, f"{what}: the log covers only a part of the trial")
 
 

@@ -85,7 +85,7 @@ def check(log: Log) -> Iterator[Finding]:
     """Yield a warning for each group that left."""
     for event in log.all(mllog.GROUP_LEFT):
         step, limit_s = (event.metadata.get(name) for name in ("merge_step", "time_limit_s"))
-        what = f"group {event.value!r:.20} missed the weight averaging after step {step!r:.20} by {limit_s!r:.20} s"
+        what = f"group {event.value!r:.20} did not finish averaging after step {step!r:.20} within {limit_s!r:.20} s"
         back = next((e for e in log.all(mllog.GROUP_JOINED) if e.value == event.value and e.line > event.line), None)
         until = (
             f"until it rejoined after step {back.metadata.get('step')!r:.20}" if back else "until the end of the run"

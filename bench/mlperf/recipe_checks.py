@@ -113,7 +113,7 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
             num_done = 1 + sum(before < samples for _, before in at)
             num_due = max(0, math.floor((samples - first) / every) + 1)
             severity: Severity = "warning" if num_due else "error"
-            message = f"the target was reached at {samples:,.0f} samples, where the rules have no evaluation"
+            message = f"the target was reached at {samples:,.0f} samples, but the rules evaluate at other numbers"
             counts = (
                 f"this is evaluation {num_done} of the run, but the rules have {num_due} until this number of samples"
             )

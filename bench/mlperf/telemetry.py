@@ -167,9 +167,9 @@ def check(log: Log) -> Iterator[Finding]:
         return
     share, gpu = max(differing, key=lambda each: abs(each[0]))
     what = (
-        f"the energy of {len(differing)} of {len(compared)} GPUs by the integral of power differs from that by the "
-        f"counter by more than {100 * MAX_DISAGREEMENT:g} %; GPU {gpu.gpu} of {gpu.node}: "
-        f"{gpu.integrated_energy_j:,.0f} J by power, {gpu.energy_j:,.0f} J by the counter ({100 * share:+.1f} %)"
+        f"the energy of {len(differing)} of {len(compared)} GPUs differs by more than {100 * MAX_DISAGREEMENT:g} % "
+        f"between the recorded power and the energy counter; GPU {gpu.gpu} of {gpu.node}: "
+        f"{gpu.integrated_energy_j:,.0f} J from the power, {gpu.energy_j:,.0f} J on the counter ({100 * share:+.1f} %)"
     )
     yield finding("LOG-27", "warning", log.all(mllog.GPU_TELEMETRY)[0].line, printable(what))
 

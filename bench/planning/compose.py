@@ -140,10 +140,11 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
     hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
     if config.cluster.avoid is None and len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
         raise ConfigError(
-            f"cluster.hosts lists {len(hosts)} hosts, but {NUM_NODES} is {num_nodes}",
+            f"cluster.hosts lists {len(hosts)} hosts, but the config has {NUM_NODES}={num_nodes}, and the command line "
+            "does not set this key",
             where="cluster.hosts",
-            fix=f"set {NUM_NODES}={len(hosts)}; or, to use only the first {num_nodes} hosts, write "
-            f"{NUM_NODES}={num_nodes} on the command line",
+            fix=f"add {NUM_NODES}={len(hosts)} to the command line, or add {NUM_NODES}={num_nodes} to use only the "
+            f"first {counted(num_nodes, 'host')}",
         )
 
 
@@ -307,8 +308,8 @@ def _preset(config: "DictConfig") -> str:
         raise ConfigError(
             f"preset {name} has no values for {counted(nodes, 'node')} with {gpu.name if gpu else 'an unknown GPU'}",
             where="engine.preset, cluster",
-            fix=f"choose a cluster of {', '.join(systems)} (nodes x GPU); or write preset/{name}/{wanted}.yaml in a "
-            "folder of your own, and pass this folder with --config-dir",
+            fix=f"choose a cluster of one of these sizes (nodes x GPU): {', '.join(systems)}; or write "
+            f"preset/{name}/{wanted}.yaml in a folder of your own, and pass this folder with --config-dir",
         )
     return f"+{PRESETS}/{name}={wanted}"
 
@@ -531,9 +532,9 @@ def register() -> None:
     def variable(name: str, *default: str | None) -> str | None:
         if name not in READABLE:
             raise ConfigError(
-                f"${{oc.env:{name}}} would copy an environment variable into the plan",
+                f"${{oc.env:{name}}} is not allowed, because it would copy an environment variable into the plan",
                 where="a value of the config",
-                fix="write the value itself into the config, but never a secret; the config may read only the "
+                fix="write the value itself into the config, unless it is a secret; the config may read only the "
                 f"variables {', '.join(READABLE)}",
                 rule="CFG-07",
             )

@@ -317,7 +317,7 @@ def _wrong_file(text: str) -> ConfigError | None:
     """Return the error of a defaults list in the wrong order."""
     if late := re.search(r"In ([\w/]+): Override '(\S+) : [^']*' is defined before '([^']+)'", text):
         return ConfigError(
-            f"the defaults list has `override {late[2]}` before {late[3].rpartition(' ')[2]}, which it must come after",
+            f"`override {late[2]}` is before {late[3].rpartition(' ')[2]} in the defaults list, but must be after it",
             where=_named(late[1]),
             fix=f"move the line with `override {late[2]}` to the end of the defaults list",
         )

@@ -63,8 +63,8 @@ def check_evaluations(config: Config, at_steps: list[int], max_steps: int) -> No
     if between is not None:
         interval = every * config.training_recipe.global_batch_size
         raise ConfigError(
-            f"local SGD averages the weights every {every} steps, but the evaluation after step {between} is between "
-            "two averagings, and only averaged weights can be evaluated",
+            f"the evaluation after step {between} needs averaged weights, but local SGD averages the weights only "
+            f"every {every} steps",
             where="recipe.eval_every_samples, recipe.local_sgd.every_steps",
             fix=f"set recipe.eval_every_samples to a multiple of {interval}; or, to evaluate only at the end, set "
             f"recipe.eval_every_samples to {max_steps * interval // every}",

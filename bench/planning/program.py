@@ -51,7 +51,7 @@ def _unknown(config: Config) -> Iterator[Refusal]:
     yield not config.model.is_known, f"{what} a model, but its sizes are 0", "model", fix
     if config.data is not None:
         is_own = config.data.source is DataSource.program
-        yield is_own, f"{what} rows, but data.source is program", "data", "choose data, or engine=command"
+        yield is_own, f"{what} rows, but data.source is program", "data", "choose other data (data=), or engine=command"
     if config.task.training is not None:
         is_own = config.task.training.starts_from is StartsFrom.program
         where, fix = "task.training.starts_from", "set it to random, checkpoint or task, or choose engine=command"
@@ -66,7 +66,8 @@ def _program(config: Config, block: Program) -> Iterator[Refusal]:
     yield not block.argv or not block.argv[0], "the program is not set", f"{BLOCK}.argv", fix
     for key, text in block.texts():
         unknown = next((name for name in placeholders(text) if name not in PLACEHOLDERS), None)
-        fix = f"use one of {', '.join(sorted(PLACEHOLDERS))}; write {{{{{unknown}}}}} for this text itself"
+        fix = f"use one of {', '.join(sorted(PLACEHOLDERS))}; or write {{{{{unknown}}}}} to pass the text "
+        fix += f"{{{unknown}}} itself"
         yield unknown is not None, f"{{{unknown}}} is not a placeholder", key, fix
     for name in block.environment:
         fix = "use letters, digits and _"
@@ -132,10 +133,11 @@ def _reading(block: Program) -> Iterator[Refusal]:
             why = str(error)
         yield bool(why), f"{pattern!r} is not a regular expression: {why}", where, "correct it (Python's module re)"
         unknown = sorted(groups - set(GROUPS))
-        what = f"the pattern has the group{'s' * (len(unknown) > 1)} {', '.join(unknown)}"
-        yield bool(unknown), what, where, f"name groups {', '.join(GROUPS)}: (?P<step>\\d+)"
+        what = f"the pattern has the unknown group{'s' * (len(unknown) > 1)} {', '.join(unknown)}"
+        fix = f"use only groups with the names {', '.join(GROUPS)}, such as (?P<step>\\d+)"
+        yield bool(unknown), what, where, fix
         names |= groups
-    what = "no pattern has a group step, so no step can be counted"
+    what = "no pattern has a group with the name step, so runstop cannot count the steps"
     yield is_plain and "step" not in names, what, key, "add (?P<step>\\d+) to the pattern of the training lines"
     what = f"every_steps is {block.every_steps}, but must be 1 or more"
     yield block.every_steps < 1, what, f"{BLOCK}.every_steps", "set it to the Trainer's logging_steps"
@@ -156,13 +158,15 @@ def _last_rank(config: Config, block: Program) -> Iterator[Refusal]:
 def _not_for_programs(config: Config) -> Iterator[Refusal]:
     """Yield settings that act inside of an engine, where runstop cannot act on a program."""
     profiled = config.launch.profile is not ProfileKind.none
-    yield profiled, "a program cannot be profiled from outside", "launch.profile", "set launch.profile=none"
+    what = f"launch.profile is {config.launch.profile.name}, but runstop cannot profile a program of engine=command"
+    yield profiled, what, "launch.profile", "set launch.profile=none"
     every = config.training.checkpoint_every_steps
     where, fix = (
         "task.training.checkpoint_every_steps",
         f"set this key to null, and {BLOCK}.resumes=true if the program resumes by itself",
     )
-    yield every is not None, "a program saves its own checkpoints", where, fix
+    what = f"checkpoint_every_steps is {every}, but with engine=command the program saves its own checkpoints"
+    yield every is not None, what, where, fix
     is_local_sgd = config.training_recipe.averaging is not None or config.parallel.groups is not None
     yield is_local_sgd, "local SGD needs engine=megatron", "parallel.groups, recipe.local_sgd", "choose engine=megatron"
 

@@ -95,7 +95,7 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
         raise ConfigError(
             f"all hosts must have the same groups of GPUs, but these hosts differ: {', '.join(map(_shown, hosts))}",
             where="cluster.hosts",
-            fix="give every host the same groups, such as rig0:4x2 and rig1:4x2",
+            fix="give every host the same groups, such as rig0:4x2 and rig1:4x2 (four groups of two GPUs on each host)",
         )
     ((groups, size),) = named
     assert groups is not None and size is not None

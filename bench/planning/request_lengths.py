@@ -53,9 +53,9 @@ def check(lengths: Lengths, config: Config) -> None:
         return
     total = 0
     for name, one in distributions.items():
-        if None in (one.mean, one.sigma, one.min, one.max):
+        if unset := [key for key in ("mean", "sigma", "min", "max") if getattr(one, key) is None]:
             raise ConfigError(
-                f"{WHERE}.{name} needs mean, sigma, min and max, but at least one of these keys is not set",
+                f"{WHERE}.{name} needs mean, sigma, min and max, but these keys are not set: {', '.join(unset)}",
                 where=f"{WHERE}.{name}",
                 fix=f"set all four keys, such as {WHERE}.{name}={{mean:200,sigma:1,min:4,max:{context // 2}}}",
             )

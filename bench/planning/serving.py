@@ -117,7 +117,9 @@ def _check_arrivals(serving: Serving) -> None:
     if not arrivals or len(set(arrivals)) != len(arrivals):
         known_arrivals = ", ".join(arrival.name for arrival in Arrivals)
         raise ConfigError(
-            "task.serving.arrivals is empty or has duplicates",
+            f"task.serving.arrivals contains a value twice: {', '.join(arrival.name for arrival in arrivals)}"
+            if arrivals
+            else "task.serving.arrivals is empty",
             where=where,
             fix=f"list one or more of {known_arrivals} in task.serving.arrivals, without duplicates",
         )

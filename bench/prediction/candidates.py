@@ -59,8 +59,9 @@ def ranked(config: Config, *, fixed: Collection[str] = ()) -> list[Candidate]:
     if not fitting:
         least = min(every, key=lambda one: one.memory.total_gib)
         raise ConfigError(
-            f"no settings fit into the memory of a GPU: the smallest settings ({_name(least)}) need "
-            f"{least.memory.total_gib:.1f} GiB, but a GPU has {least.memory.capacity_gib or 0:.1f} GiB",
+            "no settings fit into the memory of a GPU: the settings that need the least memory "
+            f"({_name(least)}) need {least.memory.total_gib:.1f} GiB, but a GPU has "
+            f"{least.memory.capacity_gib or 0:.1f} GiB",
             where="cluster, model, recipe.global_batch_size",
             fix="use more or larger GPUs, another precision, or a smaller model",
         )

@@ -67,8 +67,8 @@ def schedule(training_s: float, num_nodes: int, failures: Failures, *, interval_
     longest_s = max(min(interval, training_s) + failures.checkpoint_s, failures.restart_s)
     if longest_s > MOST_MTBFS * mtbf_s:
         raise ConfigError(
-            f"the run would make no progress: one of the {num_nodes} nodes fails every {mtbf_s:.0f} s on average, but "
-            f"the time between two checkpoints, or a restart, takes {longest_s:.0f} s",
+            f"the run would make no progress: to restart, or to reach the next checkpoint, it needs {longest_s:.0f} s "
+            f"without a failure, but one of the {num_nodes} nodes fails every {mtbf_s:.0f} s on average",
             where="cluster.failures",
             fix="use fewer nodes, or correct node_mtbf_hours, restart_s and checkpoint_s",
         )

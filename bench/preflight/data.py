@@ -62,7 +62,7 @@ def prepared_rows(folder: Path, planned: Data) -> Iterator[Finding]:
             elif (size := path.stat().st_size) != header.num_bytes:
                 yield broken(
                     "CFG-06",
-                    f"{path.name} has {size:,} bytes, but must have {header.num_bytes:,} bytes by its header",
+                    f"{path.name} has {size:,} bytes, but its header requires {header.num_bytes:,} bytes",
                     str(path),
                     fix="copy the file again",
                 )
@@ -304,7 +304,7 @@ def _other_files(rows: Path) -> Iterator[Finding]:
         if path.is_file() and (why := difference(path.parent, path.name, file["bytes"], file["sha256"])):
             yield broken(
                 "CFG-06",
-                f"a file has changed after rows were prepared from this file: {why}",
+                f"rows were prepared from a file that has changed since then: {why}",
                 f"{rows}, {path}",
                 fix="restore this file, or delete the folder of the prepared rows, so that runstop prepares the rows "
                 "again",

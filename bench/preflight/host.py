@@ -60,7 +60,7 @@ def paths(subject: Subject) -> Iterator[Finding]:
                 "CFG-06",
                 f"{name} contains the character {character!r}, which is not allowed",
                 quoted(full),
-                fix=f"set {name} to a path without this character, for example to a symbolic link",
+                fix=f"set {name} to a path without this character; this can be a symbolic link to the current path",
             )
 
 
@@ -73,7 +73,7 @@ def _invalid_variable(text: str) -> Finding | None:
                 "CFG-06",
                 f"{variable} contains the character {character!r}, which is not allowed",
                 f"{variable}={quoted(value)}",
-                fix=f"export {variable} with a path without this character, for example with a symbolic link",
+                fix=f"set {variable} to a path without this character; this can be a symbolic link to the current path",
             )
     return None
 

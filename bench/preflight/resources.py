@@ -68,7 +68,7 @@ def cores(subject: Subject) -> Iterator[Finding | str]:
     if ranks > max(num, FEW_RANKS):
         yield broken(
             "HW-09",
-            f"{ranks:,} ranks share {counted(num, 'CPU core')}, so that a step takes much longer",
+            f"{ranks:,} ranks share {counted(num, 'CPU core')}, which makes each step much slower",
             "cluster.ranks_per_node",
             fix=f"set cluster.ranks_per_node={max(num, FEW_RANKS)} or less",
             severity="warning",

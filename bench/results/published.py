@@ -240,9 +240,9 @@ def _converted(figure: Figure, cell: _Cell, *, where: str) -> Figure:
     value, unit = figure.value or 0.0, figure.unit
     if cell.printed_in:
         if (cell.printed_in, unit) not in FACTORS:
-            known = ", ".join(f"{ours or 'a share'} printed in {theirs}" for theirs, ours in FACTORS)
+            known = "; ".join(f"printed_in {theirs!r} and unit {ours!r}" for theirs, ours in FACTORS)
             what = f"the printed unit {cell.printed_in!r} cannot be converted to the unit {unit!r}"
-            raise ConfigError(what, where=where, fix=f"change `unit` or `printed_in` to one of these pairs: {known}")
+            raise ConfigError(what, where=where, fix=f"set one of these pairs: {known}")
         value *= FACTORS[cell.printed_in, unit]
     if cell.gpus is not None and figure.measurement.endswith("_per_gpu"):
         value, unit = value / cell.gpus, f"{unit}/GPU"

@@ -74,18 +74,26 @@ def _check_numbers(study: Study, *, where: str) -> None:
     window, batch = study.window, study.max_batch
     devices = [name for name in Device.__members__ if name != Device.auto.name]
     wrong = {
-        f"device is {study.device}, but must be {' or '.join(devices)}": study.device not in (None, *devices),
-        f"margin is {study.margin:g}, but must be between 0 and 1": not 0 < study.margin < 1,
+        f"device is {study.device}, but must be {' or '.join(devices)}": (
+            study.device not in (None, *devices),
+            f"set device to {' or '.join(devices)}",
+        ),
+        f"margin is {study.margin:g}, but must be between 0 and 1": (
+            not 0 < study.margin < 1,
+            "set margin to a number between 0 and 1, such as 0.05",
+        ),
         f"window.steps is {window and window.steps} and window.skip_steps is {window and window.skip_steps}, but steps "
-        "must be 1 or more, and skip_steps 0 or more": window is not None
-        and (window.steps < 1 or window.skip_steps < 0),
-        f"max_batch.limit is {batch.limit if batch else 0}, but must be 1 or more": batch is not None
-        and batch.limit < 1,
+        "must be 1 or more, and skip_steps 0 or more": (
+            window is not None and (window.steps < 1 or window.skip_steps < 0),
+            "set window.steps to 1 or more, and window.skip_steps to 0 or more",
+        ),
+        f"max_batch.limit is {batch.limit if batch else 0}, but must be 1 or more": (
+            batch is not None and batch.limit < 1,
+            "set max_batch.limit to 1 or more",
+        ),
     }
-    for what, is_wrong in wrong.items():
+    for what, (is_wrong, fix) in wrong.items():
         if is_wrong:
-            fix = "set margin between 0 and 1, steps and limit to 1 or more, skip_steps to 0 or more, and device to "
-            fix += "cpu or cuda"
             raise ConfigError(what, where=where, fix=fix)
 
 
@@ -215,15 +223,15 @@ def _check_statements(study: Study, arms: Sequence[Arm], *, where: str) -> None:
                 refuse_unknown(name, sorted(labels), noun="label", where=place)
         for stated in one.arms:
             if not any(arms_of.stated_pairs(msgspec.structs.replace(one, arms=(stated,)), arms)):
-                raise ConfigError(
-                    f"no arm of the study has the labels {stated.first} (key `first`)"
-                    if stated.second is None
-                    else f"no pair of arms has the labels {stated.first} (key `first`) and {stated.second} (key "
-                    "`second`), and the same values of the labels in the key `same`",
-                    where=place,
-                    fix="write the labels of an arm in `first` and, for a pair, the labels of the other arm in "
-                    "`second`; remove labels from `same` whose values differ",
-                )
+                what = f"no arm of the study has the labels {stated.first} (key `first`)"
+                fix = "change `first` to labels that an arm of the study has"
+                if stated.second is not None:
+                    same = f", with the same value of {' and '.join(one.same)} (key `same`)" if one.same else ""
+                    what = f"no pair of arms has the labels {stated.first} (key `first`) and {stated.second} (key "
+                    what += f"`second`){same}"
+                    fix = "change `first` and `second` to labels of two different arms"
+                    fix += ", or remove labels from `same`" if one.same else ""
+                raise ConfigError(what, where=place, fix=fix)
 
 
 def _check_references(study: Study, arms: Sequence[Arm], *, where: str) -> None:
@@ -245,10 +253,15 @@ def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:
     """Raise ConfigError if a statement has neither a measurement with bounds nor `fits`, or both."""
     bounds = [bound for bound in (statement.at_least, statement.at_most) if bound is not None]
     if statement.fits is not None:
-        if statement.measurement or bounds or any(stated.second for stated in statement.arms):
-            fix = "remove measurement, at_least, at_most and second, or remove fits"
-            what = "the statement has the key fits, but also measurement, at_least, at_most or second"
-            raise ConfigError(what, where=where, fix=fix)
+        keys = {
+            "measurement": bool(statement.measurement),
+            "at_least": statement.at_least is not None,
+            "at_most": statement.at_most is not None,
+            "second": any(stated.second for stated in statement.arms),
+        }
+        if extra := " and ".join(f"`{name}`" for name, is_set in keys.items() if is_set):
+            what = f"the statement has the key `fits`, which cannot be used with {extra}"
+            raise ConfigError(what, where=where, fix=f"remove {extra}, or remove `fits`")
         return
     _require_column(study, statement.measurement, where=where)
     if not bounds or min(bounds) <= 0 or bounds != sorted(bounds):
@@ -321,7 +334,7 @@ def _check_shortened(study: Study, arms: Iterable[Arm], *, where: str) -> None:
             )
         if study.window is not None:
             raise ConfigError(
-                f"two keys set the number of steps: window of the study, and calculated of the arm {arm.name}",
+                f"`window` of the study and `calculated` of the arm {arm.name} both set the number of steps",
                 where=where,
-                fix="remove the key window of the study, or the key calculated of this arm",
+                fix="remove `window` from the study, or `calculated` from this arm",
             )

@@ -196,6 +196,6 @@ def _changed(what: str, folder: Path) -> ConfigError:
     return ConfigError(
         f"the study has changed since its runs started, so new runs would not be comparable: {what}",
         where=str(folder),
-        fix=f"undo the change, rename {short(folder)}, or set LOGDIR to another folder",
+        fix=f"undo the change, or rename {short(folder)} to start the study in a new folder",
         rule="CFG-05",
     )

@@ -236,15 +236,13 @@ def find(paths: Sequence[Path], *, trials: int = 1, walltime_min: float | None =
     if len(folders) == len(paths) == 1 and (trials, walltime_min) == (1, None):
         return run_folder(folders[0])
     if folders or not paths:
-        raise ConfigError(
-            "no run folder or log is given"
-            if not paths
-            else "a run folder is given together with other paths"
-            if len(paths) > 1
-            else "a run folder is given together with --trials or --walltime, which are only for logs",
-            where=", ".join(map(str, paths)) or "command line",
-            fix="give one run folder and remove --trials and --walltime, or give only logs",
-        )
+        what, fix = "no run folder or log is given", "give a run folder or the logs of trials"
+        if len(paths) > 1:
+            what, fix = "a run folder is given together with other paths", "give only the run folder, or only logs"
+        elif paths:
+            what = "a run folder is given together with --trials or --walltime, which are only for logs"
+            fix = "remove --trials and --walltime"
+        raise ConfigError(what, where=", ".join(map(str, paths)) or "command line", fix=fix)
     return log_files(paths, trials=trials, walltime_min=walltime_min)
 
 

@@ -45,7 +45,7 @@ def provide(folder: Path, data: Data, vocab_size: int) -> None:
         raise ConfigError(
             f"model.vocab_size is {vocab_size}, but data.sample needs {VOCABULARY.start} tokens or more",
             where="model.vocab_size",
-            fix=f"set model.vocab_size={VOCABULARY.stop - 1}",
+            fix=f"set model.vocab_size to {VOCABULARY.start} or more",
         )
     pairs = list(reports(int(data.sample or 0), data.seed))
     with atomic_folder(folder) as part:

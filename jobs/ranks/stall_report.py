@@ -116,7 +116,7 @@ def verdict(
         fix = f"check this line of code, and the whole stack in {stacks}"
         if silent:
             blame += f"; {_places(silent, nodes)} did not respond and wrote no stack"
-            fix += f"; if the line is no cause, check {_names(nodes[rank] for rank in silent)}"
+            fix += f"; if this line is not the cause, check {_names(nodes[rank] for rank in silent)}"
     else:
         who = f"the network between {_names(own)}" if len(set(own)) > 1 else f"a link or a GPU of {own[0]}"
         blame = f"every rank waited for data that did not arrive; likely cause: {who}; "

@@ -25,8 +25,8 @@ def tokenizer(folder: Path) -> Tokenizer:
         raise ConfigError(
             f"the tokenizer cannot be read: {error}",
             where=str(file),
-            fix="write tokenizer.json into this folder with save_pretrained of transformers, or set MODEL to another "
-            "folder; for a server at task.serving.server.url, set task.serving.server.tokenizer instead of MODEL",
+            fix="set MODEL to a folder with a tokenizer.json that save_pretrained of transformers wrote; for a server "
+            "at task.serving.server.url, set task.serving.server.tokenizer instead of MODEL",
             rule="CFG-06",
         ) from error
 
@@ -83,7 +83,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"none of {TRIES} random prompts still had {num_tokens} tokens after decoding and encoding",
+        f"no random prompt has {num_tokens} tokens before and after decoding and encoding ({TRIES} attempts)",
         where=WHERE,
         fix="change task.serving.tokens_in or task.serving.lengths, or set another tokenizer",
     )

@@ -282,7 +282,7 @@ def require_same(saved_checkpoint: Complete, plan: TrainingPlan, trial: Trial) -
     saved, planned = saved_checkpoint.manifest["training"]["same"], _must_be_same(plan, trial)
     differing = [key for key in (saved | planned) if saved.get(key) != planned.get(key)]
     if differing:
-        differences = ", ".join(f"{key} is {saved.get(key)} instead of {planned.get(key)}" for key in differing)
+        differences = "; ".join(f"{key} was {saved.get(key)}, but is now {planned.get(key)}" for key in differing)
         raise ConfigError(
             f"this checkpoint was saved with other settings: {differences}",
             where=str(saved_checkpoint.folder),

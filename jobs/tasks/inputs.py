@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 State = dict[str, tuple[int, int, int]]
 THREADS = 8
 """Files that a single rank hashes at the same time."""
-FIX = "find out who changed the weights, then restore, convert, download or train the weights again"
+FIX = "find out who changed the weights, then copy or create the weights again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,10 @@ def _hashed(folder: Path, names: Iterable[str], *, threads: int = 1) -> dict[str
         return checksums.of_files(folder, names, threads=threads)
     except OSError as error:
         raise ConfigError(
-            f"the weights cannot be read: {error.strerror}", where=str(error.filename or folder), fix=FIX, rule="CFG-06"
+            f"the weights cannot be read: {error.strerror}",
+            where=str(error.filename or folder),
+            fix="give this user read permission for the file, or copy the weights again",
+            rule="CFG-06",
         ) from error
 
 

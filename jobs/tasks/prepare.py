@@ -100,8 +100,7 @@ def prepare_rows_of(plan: TrainingPlan) -> None:
             raise ConfigError(
                 f"there are no prepared rows of {data.name}",
                 where=str(folder / "train_tokens.npy"),
-                fix="set DATADIR to a folder with {train,eval}_{tokens,counts}.npy, "
-                "which `python -m jobs.tasks.convert rows` creates",
+                fix="set DATADIR to a folder of prepared rows, which `python -m jobs.tasks.convert rows` creates",
                 rule="CFG-06",
             )
         return
@@ -124,7 +123,7 @@ def _write_grammar_rows(plan: TrainingPlan, folder: Path) -> None:
         raise ConfigError(
             f"model.vocab_size is {vocab_size}, but the generated reports have {num_words} different words",
             where="model.vocab_size",
-            fix=f"set model=tiny, or model.vocab_size to {num_words} or more",
+            fix=f"set model=tiny, or set model.vocab_size to {num_words} or more",
         )
 
     splits = (("train", data.num_train_rows, data.seed), ("eval", data.eval_rows, data.seed + EVAL_SEED_OFFSET))

@@ -70,13 +70,11 @@ def load(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
         raise _not_these(adapters, str(error)) from error
     expected = described(lora, None)
     differing = [key for key in ("r", "lora_alpha") if config.get(key) != expected[key]]
-    if differing or sorted(config.get("target_modules") or ()) != sorted(expected["target_modules"]):
-        raise _not_these(
-            adapters,
-            f"{CONFIG} has r {config.get('r')}, lora_alpha {config.get('lora_alpha')} and target_modules "
-            f"{config.get('target_modules')}, but the plan has r {expected['r']}, lora_alpha {expected['lora_alpha']} "
-            f"and target_modules {expected['target_modules']}",
-        )
+    if sorted(config.get("target_modules") or ()) != sorted(expected["target_modules"]):
+        differing.append("target_modules")
+    if differing:
+        key = differing[0]
+        raise _not_these(adapters, f"{key} in {CONFIG} is {config.get(key)}, but the plan has {expected[key]}")
     return tensors
 
 
@@ -135,8 +133,10 @@ def read(adapters: Path, model: Model, lora: Lora) -> dict[str, Tensor]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # because of no_dist
             checkpoint.load(tensors, checkpoint_id=adapters, no_dist=True)
-        if any(x.shape[0] != model.num_layers or lora.rank not in x.shape[1:] for x in tensors.values()):
-            raise ValueError(f"the adapters do not have {model.num_layers} layers and rank {lora.rank}")
+        for key, x in tensors.items():
+            if x.shape[0] != model.num_layers or lora.rank not in x.shape[1:]:
+                sizes = f"{model.num_layers} layers and the rank {lora.rank}"
+                raise ValueError(f"the tensor {key} has the shape {tuple(x.shape)}, but the plan has {sizes}")
     except (OSError, KeyError, ValueError, AttributeError, CheckpointException) as error:
         raise _not_these(adapters, str(error)) from error
     return tensors

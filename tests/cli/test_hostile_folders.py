@@ -344,7 +344,7 @@ def test_a_file_is_opened_without_waiting_and_only_if_it_is_one(tmp_path: Path) 
         for follows in (False, True):
             with pytest.raises(OSError, match="not a regular file|symbolic link"):
                 regular_files.opened(tmp_path / name, follows_links=follows)
-    with pytest.raises(OSError, match="3 bytes, but at most 2 bytes are read"):
+    with pytest.raises(OSError, match="3 bytes, but runstop reads at most 2 bytes"):
         (tmp_path / "file").write_text("abc")
         regular_files.read_bytes(tmp_path / "file", max_bytes=2)
     assert folders.other_writers(tmp_path) == ""

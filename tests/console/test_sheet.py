@@ -74,9 +74,9 @@ def test_a_missing_number_is_blank_with_the_reason(written_log: MakeLog) -> None
     path = written_log(evals=(0.95,), submission_platform="x\x1b[2J")
     path.write_text("".join(line for line in path.read_text().splitlines(True) if "run_stop" not in line))
     text = table_text(path)
-    assert row(text, "run_start → run_stop (min)") == "the log has no run_stop: the trial has no time to train"
+    assert row(text, "run_start → run_stop (min)") == "the log has no run_stop: the time to train is unknown"
     assert row(text, "valid trial").startswith(
-        "no  LOG-02: the log has no run_stop: the trial has no time to train; LOG-07 line "
+        "no  LOG-02: the log has no run_stop: the time to train is unknown; LOG-07 line "
     )
     assert row(text, "samples to target") == "no evaluation that reaches the target logs its samples"
     assert row(text, "target reached") == "no"

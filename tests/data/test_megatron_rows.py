@@ -149,7 +149,7 @@ def test_every_token_of_a_row_is_predicted(plan: TrainingPlan) -> None:
     [
         ("lost", "No such file"),
         ("no index", "not an index of Megatron-LM"),
-        ("short index", "bytes, but must have [0-9,]+ bytes by its header"),
+        ("short index", "bytes, but its header requires [0-9,]+ bytes"),
         ("short tokens", "lists more tokens"),
         ("odd bytes", "but must have a multiple of [0-9]+ bytes"),
         ("floats", "token type 7"),

@@ -161,8 +161,8 @@ def test_rows_of_another_chat_template_are_refused(tmp_path: Path, monkeypatch: 
     assert [one for one in preflight.inspect(planned) if one.severity == "error"] == []
     (tmp_path / "cache/chat_template.jinja").write_text(TEMPLATE + " ")
     (problem,) = [one for one in preflight.inspect(planned) if one.severity == "error"]
-    assert "the rows were prepared with another chat template" in problem.what
-    with pytest.raises(ConfigError, match="the rows were prepared with another chat template"):
+    assert "the rows were prepared with a chat template that differs" in problem.what
+    with pytest.raises(ConfigError, match="the rows were prepared with a chat template that differs"):
         make_here(planned, monkeypatch)
 
 

@@ -205,7 +205,7 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
         *("fineweb_edu", "f.parquet"),
         lambda path: (write_parquet(path, [TEXT] * 9), path.write_bytes(path.read_bytes()[:-9])),
     ),
-    r"the file has no column text, but only the columns txt": (
+    r"the file has no column text; its columns are txt": (
         "fineweb_edu",
         "f.parquet",
         lambda path: write_parquet(path, [{"txt": ""}]),

@@ -287,7 +287,7 @@ def test_the_token_goes_to_the_hub_alone(served: Hub, run: Run, monkeypatch: pyt
     [
         ("info", Fault(status=401, code="RepoNotFound"), 2, "no such repository, or it is private", "HF_TOKEN"),
         ("info", Fault(status=404, code="RepoNotFound"), 2, "no such repository", "runstop fetch data"),
-        ("info", Fault(status=403), 2, "the hub forbids this; no token was sent", "hf auth login"),
+        ("info", Fault(status=403), 2, "the hub forbids access (HTTP 403); no token was sent", "hf auth login"),
         ("info", Fault(status=429), 1, "refuses more requests for now", "wait some minutes"),
         ("info", Fault(status=503), 1, "the hub answers with status 503", "wait; then run the same command"),
         (

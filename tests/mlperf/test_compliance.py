@@ -46,7 +46,7 @@ def findings(path: Path) -> list[Finding]:
         ({"seed": None}, "LOG-15", "no seed"),
         ({"seed": 1.5}, "LOG-15", "must be an integer"),
         ({"cache_clear": None}, "LOG-10", "no cache_clear"),
-        ({"global_batch_size": 128}, "EVL-02", "the target was reached at 2,304 samples, where the rules"),
+        ({"global_batch_size": 128}, "EVL-02", "the target was reached at 2,304 samples, but the rules"),
     ],
 )
 def test_deviation_is_reported(written_log: MakeLog, changes: dict[str, object], rule: str, message: str) -> None:

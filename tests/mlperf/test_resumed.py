@@ -88,7 +88,7 @@ def test_minutes_begin_with_the_first_attempt_and_include_the_lost_time(resumed_
     Path(alone.file).unlink()
     result = parse(resumed_log({mllog.FIRST_RUN_START_MS: first_ms, "lost_s": 42.25, "replayed_samples": 64}))
     assert result.minutes == pytest.approx(10 + (alone.run_stop_ms - alone.run_start_ms) / 60_000)
-    assert "42.2 s were lost, which the minutes include; 64 samples were trained again" in result.findings[0].what
+    assert "the minutes include 42.2 s that were lost; 64 samples were trained again" in result.findings[0].what
     Path(alone.file).unlink()
     later = parse(resumed_log({mllog.FIRST_RUN_START_MS: alone.run_start_ms + 1}))
     assert later.minutes is None, "the first attempt cannot begin after this one"

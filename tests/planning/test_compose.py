@@ -92,7 +92,7 @@ def test_a_config_does_not_copy_other_variables_of_the_environment(
     monkeypatch.setenv("SITE_THING", "words to keep private")
     monkeypatch.setenv("SCRATCH", "/scratch/me")
     words = ["task=lora_tiny", "cluster=local"]
-    with pytest.raises(ConfigError, match=r"CFG-07: \$\{oc.env:.* would copy an environment variable") as refused:
+    with pytest.raises(ConfigError, match=r"CFG-07: \$\{oc.env:.* is not allowed, because it would copy") as refused:
         compose.compose([*words, override])
     assert "private" not in str(refused.value)
     plan, config_yaml = compose.for_run([*words, "cluster.paths.data=${oc.env:SCRATCH}/data"])

@@ -111,7 +111,7 @@ REFUSED = {
     "GPUs of a rank": (
         [f"{BLOCK}.num_gpus=2"],
         f"{BLOCK}.num_gpus",
-        "num_gpus is 2, but with strategy=ddp each rank uses one GPU",
+        "num_gpus is 2, but must be 1 with strategy=ddp",
     ),
     "4-bit base in FP32": (
         ["task.training.trains=qlora", f"{BLOCK}.strategy=fsdp2"],

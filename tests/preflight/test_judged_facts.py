@@ -456,7 +456,7 @@ def test_ranks_outside_the_image_or_in_another_one_are_reported(contained: tuple
     )
     assert different.fix == broken("PYX-03", "", "").fix
     assert [variables] == tiered(
-        warned("PYX-09", "these variables have other values in the container than in the plan: A, B", "dgx-0")
+        warned("PYX-09", "these variables have different values in the container and in the plan: A, B", "dgx-0")
     )
     nameless = software(*ALL, in_enroot=True, image="an older one")
     assert [one.what for one in judged(nameless(SOUND), plan)] == [

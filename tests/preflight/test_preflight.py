@@ -296,7 +296,7 @@ DAMAGE = {
         lambda p: np.save(p / "eval_counts.npy", np.zeros((2, 4), np.int32)),
         "has dtype <i4, but counts must be bool",
     ),
-    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but must have 176 bytes by its header"),
+    "cut": (lambda p: cut(p / "train_tokens.npy"), "has 175 bytes, but its header requires 176 bytes"),
     "not npy": (lambda p: (p / "train_counts.npy").write_bytes(b"PK\3\4"), "not an .npy file"),
     "half a header": (
         lambda p: (p / "train_counts.npy").write_bytes(b"\x93NUMPY\x01\x00\x76"),

@@ -106,7 +106,7 @@ def test_a_parquet_without_the_column_or_its_end_is_found(tmp_path: Path) -> Non
     path = tmp_path / "cache/f.parquet"
     write_parquet(path, [{"txt": ""}])
     (problem,) = findings(plan_)
-    assert "the file has no column text, but only the columns txt" in problem.what
+    assert "the file has no column text; its columns are txt" in problem.what
     path.write_bytes(path.read_bytes()[:-9])
     (problem,) = findings(plan_)
     assert "the parquet file is truncated or damaged" in problem.what
@@ -142,7 +142,7 @@ def test_existing_rows_are_checked_instead_of_the_files(tmp_path: Path, monkeypa
     for changed, why in (({"text": "elm"}, "has a different SHA-256"), ({"text": "oak oak"}, "bytes instead of")):
         (tmp_path / "cache/c4.jsonl").write_bytes(lines([changed] * 9))
         (problem,) = findings(plan_)
-        assert "a file has changed after rows were prepared from this file: c4.jsonl" in problem.what
+        assert "rows were prepared from a file that has changed since then: c4.jsonl" in problem.what
         assert why in problem.what
     (tmp_path / "cache/c4.jsonl").unlink()
     assert findings(plan_) == []

@@ -80,7 +80,8 @@ def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypa
 def test_a_path_with_an_invalid_character_is_reported(tmp_path: Path) -> None:
     (problem,) = host.paths(subject(planned("cluster.paths.logs='/a`b'")))
     assert problem.rule == "CFG-06" and problem.what == "LOGDIR contains the character '`', which is not allowed"
-    assert problem.fix == "set LOGDIR to a path without this character, for example to a symbolic link"
+    fix = "set LOGDIR to a path without this character; this can be a symbolic link to the current path"
+    assert problem.fix == fix
 
 
 def test_rows_and_checkpoint_are_checked_at_the_sites_paths(tmp_path: Path) -> None:

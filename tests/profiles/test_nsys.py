@@ -85,7 +85,7 @@ def test_a_missing_nsys_is_found_before_and_in_the_run(tmp_path: Path, monkeypat
     ("words", "what"),
     [
         (WORDS, "launch.profile is nsys, but launch.profile_steps, the steps to record, is not set"),
-        ((*WORDS, "launch.profile_steps=[3]"), r"is \[3\], but must be the first and the last step, from 1 to "),
+        ((*WORDS, "launch.profile_steps=[3]"), r"is \[3\], but must be the first and the last step to record, "),
         ((*WORDS, "launch.profile_steps=[0,2]"), "from 1 to "),
         ((*WORDS, "launch.profile_steps=[9,8]"), "from 1 to "),
         ((*WORDS, "launch.profile_steps=[1,999999]"), "from 1 to "),

@@ -142,9 +142,7 @@ def test_a_contradiction_is_reported(tmp_path: Path, there: str, wrong: str, mes
 
 def test_a_calculated_arm_has_no_window(tmp_path: Path) -> None:
     calculated = STUDY.replace("leave_out: true", "calculated: {steps: 1, of_steps: 9}")
-    with pytest.raises(
-        ConfigError, match=r"two keys set the number of steps: window of the study, and calculated of the arm 13B Naive"
-    ):
+    with pytest.raises(ConfigError, match=r"`window` of the study and `calculated` of the arm 13B Naive both set"):
         library.load("mine", config_dir=written(tmp_path, f"{calculated}window: {{skip_steps: 1, steps: 1}}\n"))
 
 

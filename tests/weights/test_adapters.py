@@ -110,11 +110,10 @@ def test_a_peft_folder_of_other_adapters_is_refused(of_plan: tuple[Model, Lora],
         json.dumps(peft_config | {"target_modules": peft_config["target_modules"][::-1], "lora_dropout": 0})
     )
     assert adapters.load(tmp_path / "peft", model, lora).keys() == {"x"}
-    for change in ({"r": 4}, {"lora_alpha": 8}, {"target_modules": ["q_proj"]}, {"target_modules": None}):
-        config.write_text(json.dumps(peft_config | change))
-        with pytest.raises(
-            ConfigError, match=r"the adapters do not match this plan: adapter_config.json has r [34], "
-        ) as one:
+    for key, value in (("r", 4), ("lora_alpha", 8), ("target_modules", ["q_proj"]), ("target_modules", None)):
+        config.write_text(json.dumps(peft_config | {key: value}))
+        wrong = f"the adapters do not match this plan: {key} in adapter_config.json is "
+        with pytest.raises(ConfigError, match=wrong) as one:
             adapters.load(tmp_path / "peft", model, lora)
         assert one.value.where == str(tmp_path / "peft")
     config.write_text("{")
@@ -136,9 +135,7 @@ def test_a_checkpoint_of_other_adapters_is_refused(of_plan: tuple[Model, Lora], 
         changed = model if name == "num_layers" else lora
         before = getattr(changed, name)
         setattr(changed, name, other)
-        with pytest.raises(
-            ConfigError, match=f"the adapters do not have {model.num_layers} layers and rank {lora.rank}"
-        ):
+        with pytest.raises(ConfigError, match=f"but the plan has {model.num_layers} layers and the rank {lora.rank}"):
             adapters.read(folder, model, lora)
         setattr(changed, name, before)
     del whole[f"{KEY}linear_proj.lora_a"]

@@ -108,8 +108,8 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
     first: dict[str, tuple[str, Volume]] = {}
     for name, volume, path, key in wanted:
         if path is not None and (not path.startswith("/") or "$" in path or ":" in path):
-            what = f"pods cannot use the path {path}, because this path is relative, or contains $ or a colon"
-            fix = "write an absolute path without colons and variables, because no shell expands variables in a pod"
+            what = f"pods cannot use the path {path}: it must be absolute, without $ and without colons"
+            fix = f"set cluster.paths.{key} to an absolute path without $ and colons: pods do not expand variables"
             yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
         if volume is not None and path is not None:
             holder, other = first.setdefault(path, (name, volume))
@@ -252,7 +252,7 @@ def further_fields(subject: Subject) -> Iterator[Finding]:
         for path in paths:
             what = f"{key} sets {path}, but runstop sets this field of a pod itself"
             fix = f"remove {path}, and use the keys of cluster.kubernetes in docs/kubernetes.md instead; "
-            fix += "write a sidecar as an entry of initContainers with restartPolicy: Always"
+            fix += "for a sidecar container, add an entry with restartPolicy: Always to initContainers"
             yield broken("KUB-15", what, f"{WHERE}.{key}", fix=fix)
 
 
@@ -266,8 +266,8 @@ def program_files(subject: Subject) -> Iterator[Finding]:
         is_here = Path(text).is_relative_to(Path.cwd()) and Path(text).is_file()
         if is_here and not any(Path(text).is_relative_to(path) for path in mounted):
             fix = (
-                "put the file into the image or onto a volume of the pods, and write the path of the file in the pods "
-                "(docs/your-program.md)"
+                "put the file into the image or onto a volume of the pods, and change this argument to the path that "
+                "the file has there (docs/your-program.md)"
             )
             what = f"the file {text} is on this machine, but no volume of the pods contains this file"
             yield broken("KUB-15", what, f"engine.command.argv[{place}]", fix=fix, severity="warning")
@@ -528,7 +528,7 @@ def quota(subject: Subject) -> Iterator[Finding | str]:
                 yield broken("KUB-11", what, f"quota {one['metadata']['name']}")
         for resource in sorted(_LIMITED & hard.keys() - requested.keys()):
             key = resource.rpartition(".")[2]
-            what = f"the pods do not set {key}, but the quota of {resource} needs {key} from pods or a LimitRange"
+            what = f"the pods do not set {key}: without a LimitRange, the quota of {resource} refuses such pods"
             fix = f"set {WHERE}.resources.{key}"
             yield broken("KUB-11", what, f"quota {one['metadata']['name']}", fix=fix, severity="warning")
 

@@ -65,5 +65,5 @@ def _path(folder: Path, name: str) -> Path:
     parent = Path(first, *rest).parent
     if not is_sent or parent.is_absolute() or (folder / parent).resolve() != folder.resolve() / parent:
         what = f"a node sent a file with the path {name!r:.80}, which is not a file of a run"
-        raise BenchError(what, where=str(folder), fix="find out which other program uses the token of this run")
+        raise BenchError(what, where=str(folder), fix="stop the other programs that use the RUNSTOP_TOKEN of this run")
     return folder / parent / rest[-1]

@@ -46,8 +46,7 @@ def require_shared(nodes: "Nodes") -> None:
         raise ConfigError(
             f"rank 0 cannot write the log, because the host of rank 0, {rank_0.name}, cannot access the run folder",
             where="LOGDIR",
-            fix=f"start the run on {rank_0.name}, list this machine as the first host, or put LOGDIR on a shared file "
-            "system",
+            fix=f"start the run on {rank_0.name}, or put LOGDIR on a file system that all nodes share",
             rule="HST-09",
         )
     if others and nodes.plan.checkpoint_every_steps is not None:

@@ -285,7 +285,7 @@ def _used(job: DriverJob, plan: Plan, group: Group, *, is_last: bool) -> tuple[G
     used, spare = group.without(left_out, plan.world.num_nodes)
     if len(used.places) < plan.world.num_nodes:
         num_left, num_nodes = len(used.places), plan.world.num_nodes
-        what = f"the run needs {num_nodes} nodes, but only {num_left} are left without {', '.join(left_out)}"
+        what = f"the run needs {num_nodes} nodes, but has only {num_left} without {', '.join(left_out)}"
         raise LostError("RAY-03", what)
     spare = [] if is_last else spare
     if plan.config.cluster.spare_nodes and job.run.is_dir():

@@ -238,7 +238,7 @@ def mounts(subject: Subject) -> Iterator[Finding]:
             severity: Severity = "warning" if bad[0].isspace() else "error"
             pyxis = "Pyxis before version 0.24" if severity == "warning" else "Pyxis"
             what = f"{name} contains {bad[0]!r}, but {pyxis} cannot mount a path with this character"
-            fix = f"set {name} to a path without {bad[0]!r}, such as the path of a symbolic link"
+            fix = f"set {name} to a path without {bad[0]!r}; this may be a symbolic link to the folder"
             yield broken("PYX-12", what, full, fix=fix, severity=severity)
 
 
@@ -264,7 +264,7 @@ def _container_flag(name: str, has_value: bool) -> Iterator[Finding]:
         "PYX-10",
         what,
         WHERE,
-        fix="remove the option, and set container.image and container.mounts for srun's container",
+        fix="remove the option; to run the ranks in a container, set container.image and container.mounts",
     )
 
 

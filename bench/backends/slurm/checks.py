@@ -162,8 +162,8 @@ def partition(subject: Subject) -> Iterator[Finding | str]:
     if minutes is not None and most is not None and minutes > most:
         what = f"the job requests {minutes:g} min, but partition {','.join(names)} allows at most {most:g} min"
         fix = (
-            f"lower walltime or trials, so that 5 + trials x (walltime + 5) minutes are at most {most:g} minutes; "
-            "or set launch.array=true to run each trial as a separate task"
+            f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {most:g} minutes; or set "
+            "launch.array=true to run each trial as a separate task"
         )
         yield broken("SLU-02", what, "walltime, trials", fix=fix)
     if not any(group.is_up == "up" for group in available):
@@ -253,7 +253,8 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
             "SLU-01",
             what,
             where,
-            fix=f"choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set {where}=none",
+            fix="set cluster.slurm.partition to a partition with GPUs; or, if this partition has GPUs that Slurm does "
+            f"not manage, set {where}=none",
         )
     elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
         what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {node_gpus}"
@@ -424,7 +425,7 @@ def sif(subject: Subject) -> Iterator[Finding | str]:
         what = "apptainer is not installed on this machine, and may be missing on the nodes"
         fix = (
             "run `runstop doctor --tier canary` to test a node; if the nodes have only Singularity, create a symbolic "
-            "link with the name apptainer to singularity"
+            "link `apptainer` that points to `singularity`"
         )
         yield broken("HST-08", what, "container=apptainer", fix=fix, severity="warning")
 

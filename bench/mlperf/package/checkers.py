@@ -174,7 +174,7 @@ _SEVERAL = "Seed checker failed and found the following errors: "
 _EXPLAINED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), fix)
     for pattern, fix in (
-        (r"Result file (?P<where>\S+) logs (no )?seed", "run this trial again with a seed of its own (seed_base)"),
+        (r"Result file (?P<where>\S+) logs (no )?seed", "run this trial again with another seed (set seed_base)"),
         (
             r"RCP Test Failed",
             "compare hyperparameters and data with those of the reference (`runstop score RUN`), or pack with "
@@ -187,17 +187,20 @@ _EXPLAINED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Files with git-unfriendly name: (?P<where>.*)", "rename these files: no blanks, no dot at the beginning"),
         (r"Files > 50MB: (?P<where>.*)", "make these files smaller: trial logs without other output are below 50 MB"),
         (r"(?P<where>\S+) contains broken symbolic links", "replace the links by the files"),
-        (r"Package does not contain power result for (?P<where>.*)", "record the power of this run, or of none"),
+        (
+            r"Package does not contain power result for (?P<where>.*)",
+            "record the power of every run, or pack without --power",
+        ),
         (r"Bad naming of (node|sw) power files in directory (?P<where>[^,]+)", "pack again; do not rename its files"),
         (
             r"Inconsistent number of (nodes|sw) in directory (?P<where>.*)",
-            "record the power of all nodes in every run, or of none",
+            "record the power of all nodes in every run, or pack without --power",
         ),
         (
             r"Run incomplete or did not converge",
             "run this trial again, or leave it: one such run of a benchmark counts as the slowest",
         ),
-        (r"the official checker stopped", "see checkers.txt of a package with --force"),
+        (r"the official checker stopped", "pack with --force, and read checkers.txt in the package"),
     )
 )
 

@@ -190,13 +190,11 @@ _FIX = "write a CSV file with the columns time_ms (since 1970), node and power_w
 def _entry_findings(entry: Entry, request: PowerRequest) -> Iterator[Finding]:
     entry_name = f"{entry.benchmark} on {entry.system}"
     if request.scope is Scope.gpus:
-        what = f"{entry_name}: the power in the package is only that of the GPUs, but MLPerf requires that of the nodes"
+        what = f"{entry_name}: the package contains only GPU power, but MLPerf requires the power of whole nodes"
         yield broken("PCK-06", what, entry_name)
     nodes = max((_num_nodes(run) or 1 for run in entry.runs), default=1)
     if nodes > 1 and not request.switches_w:
-        yield broken(
-            "PCK-09", f"{entry_name}: the runs use {nodes} nodes, but no switch has a power estimate", entry_name
-        )
+        yield broken("PCK-09", f"{entry_name}: the runs use {nodes} nodes, but --switch-watts is missing", entry_name)
 
 
 def _num_nodes(run: Run) -> int | None:

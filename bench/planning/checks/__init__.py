@@ -213,10 +213,11 @@ def _check_spares(config: Config) -> None:
         return
     if c.health is None or not launch.health or c.health.busbw_gbs is None:
         raise ConfigError(
-            "launch.replace_slow needs the node check (launch.health) and the minimum all-reduce bandwidth "
-            "(cluster.health.busbw_gbs)",
+            "launch.replace_slow needs the node check (launch.health) and a minimum all-reduce bandwidth "
+            "(cluster.health.busbw_gbs), but at least one of the two is missing",
             where="launch.replace_slow, launch.health, cluster.health.busbw_gbs",
-            fix="set launch.health=true and cluster.health.busbw_gbs, or launch.replace_slow=false",
+            fix="set launch.health=true, and cluster.health.busbw_gbs to a number of GB/s; or set "
+            "launch.replace_slow=false",
         )
     if launch.array:
         raise ConfigError(
@@ -232,8 +233,8 @@ def _check_gpu_precision(config: Config) -> None:
         raise ConfigError(
             f"precision is fp8, but {gpu.name} does not support FP8",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; or, if the GPU supports FP8, set cluster.gpu.peak_fp8_tflops to the peak rate "
-            "without sparsity",
+            fix="set precision=bf16; or, if this GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its peak FP8 "
+            "rate without sparsity",
         )
 
 
@@ -254,10 +255,10 @@ def _check_walltime(config: Config) -> None:
     job = walltime_min(config)
     if limit is not None and job is not None and job > limit:
         raise ConfigError(
-            f"the job needs {job} min, but this cluster allows jobs of at most {limit} min",
+            f"the job needs {job} min, which is 5 + trials x (walltime + 5), but this cluster allows jobs of at most "
+            f"{limit} min",
             where="walltime, trials",
-            fix=f"lower walltime or trials until 5 + trials x (walltime + 5) is at most {limit}; "
-            "or set launch.array=true, so that each trial is a job of its own",
+            fix="lower walltime or trials, or set launch.array=true to run each trial as a separate job",
         )
 
 

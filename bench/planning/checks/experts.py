@@ -44,7 +44,7 @@ def _sizes(config: Config) -> Iterator[Refusal]:
     if experts is None:
         return
     used, total, where = experts.experts_per_token, experts.num_experts, "model.experts.experts_per_token"
-    what = f"a token cannot be sent to {used} of {total} experts"
+    what = f"experts_per_token is {used}, but the model has only {total} experts"
     yield used > total, what, where, f"set {where} to at most {total}"
 
 

@@ -125,7 +125,7 @@ def _sampling(generation: Generation) -> Iterator[Refusal]:
     yield is_wrong, what, f"{where}.temperature", fix
     what = f"top_k is {s.top_k}, but must be 1 or more"
     yield s.top_k is not None and s.top_k < 1, what, f"{where}.top_k", "set top_k to 1 or more, or to null"
-    what, fix = f"top_p is {s.top_p}, but must be above 0 and at most 1", "set top_p to a value in (0, 1], or to null"
+    what, fix = f"top_p is {s.top_p}, but must be above 0 and at most 1", "set top_p to a value such as 0.9, or to null"
     yield s.top_p is not None and not 0 < s.top_p <= 1, what, f"{where}.top_p", fix
     is_cut = s.top_k is not None or s.top_p is not None
     what = "top_k or top_p is set, but temperature 0 is greedy decoding and ignores them"
@@ -207,7 +207,7 @@ def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Ite
     is_continuous = generation.batching is Batching.continuous
     what = "engine=huggingface supports static batching only"
     yield is_continuous, what, f"{BLOCK}.batching", f"set {BLOCK}.batching=static"
-    what = "engine=huggingface does not use peer memory, but peer_memory is false"
+    what = "peer_memory is false, but this key has no effect with engine=huggingface"
     yield not generation.peer_memory, what, f"{BLOCK}.peer_memory", f"remove {BLOCK}.peer_memory"
     is_sharded = hf.strategy not in (Strategy.ddp, Strategy.balanced)
     what = f"strategy {hf.strategy.name} is for training only; generation uses one process per replica"
@@ -218,7 +218,8 @@ def _huggingface(config: Config, generation: Generation, hf: HuggingFace) -> Ite
         f"set {HF}.strategy=ddp, or balanced for several GPUs per replica",
     )
     is_balanced = hf.strategy is Strategy.balanced
-    what = f"num_gpus is {hf.num_gpus}, but strategy is {hf.strategy.name}"
+    allowed = "1 or more" if is_balanced else "1"
+    what = f"num_gpus is {hf.num_gpus}, but must be {allowed} with strategy={hf.strategy.name}"
     wrong = hf.num_gpus < 1 or hf.num_gpus > 1 and not is_balanced
     yield wrong, what, f"{HF}.num_gpus", f"set {HF}.num_gpus=1, or set strategy=balanced and num_gpus to 1 or more"
     is_cpu = config.cluster.device is Device.cpu

@@ -62,8 +62,8 @@ def smaller(hf: HuggingFace) -> dict[str, str]:
     sharding = "" if hf.is_sharded else f"shard with {BLOCK}.strategy=fsdp2 or deepspeed with zero_stage=3, "
     return {
         "where": f"{BLOCK}, recipe.micro_batch_size, recipe.recompute",
-        "fix": f"set recipe.recompute=full, {sharding}offload (offload_optimizer, offload_parameters, "
-        "offload_activations), lower recipe.micro_batch_size, or use more GPUs",
+        "fix": f"set recipe.recompute=full, or lower recipe.micro_batch_size; if this is not enough, {sharding}offload "
+        "(offload_optimizer, offload_parameters, offload_activations), or use more GPUs",
     }
 
 
@@ -150,7 +150,7 @@ def _layout(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     )
     yield Unsupported(
         hf.num_gpus != 1 and (not is_balanced or hf.num_gpus < 1),
-        f"num_gpus is {hf.num_gpus}, but with strategy={hf.strategy.name} each rank uses one GPU",
+        f"num_gpus is {hf.num_gpus}, but must be {'1 or more' if is_balanced else 1} with strategy={hf.strategy.name}",
         f"{BLOCK}.num_gpus",
         f"set {BLOCK}.num_gpus=1, or set strategy=balanced and num_gpus to 1 or more",
     )
@@ -214,9 +214,11 @@ def _states(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     )
     yield Unsupported(
         hf.offload_optimizer and not (is_deepspeed and stage),
-        "offload_optimizer needs strategy=deepspeed with zero_stage 1 to 3",
+        "offload_optimizer needs strategy=deepspeed with zero_stage 1 to 3, but the config has "
+        f"strategy={strategy.name} with zero_stage={stage}",
         f"{BLOCK}.offload_optimizer, {BLOCK}.zero_stage",
-        f"set {BLOCK}.strategy=deepspeed and zero_stage=1 to 3; with fsdp2, use offload_parameters=true",
+        f"set {BLOCK}.strategy=deepspeed and zero_stage to 1, 2 or 3; or set strategy=fsdp2, and "
+        "offload_parameters=true instead of offload_optimizer",
     )
     yield Unsupported(
         hf.offload_parameters and not hf.is_sharded,

@@ -47,8 +47,9 @@ def _together(config: Config) -> Iterator[Refusal]:
 
 def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
     here, every = "recipe.local_sgd", local_sgd.interval
-    yield every < 1, f"every_steps={every} is less than 1", f"{here}.every_steps", "set every_steps to 1 or more"
-    what = f"overlap_steps={local_sgd.overlap_steps} must be 0 or more, and less than every_steps={every}"
+    what = f"every_steps is {every}, but must be 1 or more"
+    yield every < 1, what, f"{here}.every_steps", "set every_steps to 1 or more"
+    what = f"overlap_steps is {local_sgd.overlap_steps}, but must be 0 or more, and below every_steps ({every})"
     yield (
         not 0 <= local_sgd.overlap_steps < every,
         what,
@@ -57,16 +58,16 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
     )
     yield (
         not local_sgd.outer_lr > 0,
-        f"outer_lr={local_sgd.outer_lr:g} must be greater than 0",
+        f"outer_lr is {local_sgd.outer_lr:g}, but must be above 0",
         f"{here}.outer_lr",
         "set outer_lr to a value above 0; DiLoCo uses 0.7",
     )
     momentum = local_sgd.outer_momentum
     yield (
         not 0 <= momentum < 1,
-        f"outer_momentum={momentum:g} must be in [0, 1)",
+        f"outer_momentum is {momentum:g}, but must be 0 or more, and below 1",
         f"{here}.outer_momentum",
-        "set outer_momentum to a value in [0, 1); DiLoCo uses 0.9",
+        "set outer_momentum to 0 or more, and below 1; DiLoCo uses 0.9",
     )
     is_mean = local_sgd.average is Average.parameters
     what = (
@@ -85,7 +86,7 @@ def _settings(local_sgd: LocalSgd) -> Iterator[Refusal]:
         value = getattr(local_sgd, name)
         yield (
             value is not None and not value > 0,
-            f"{name}={value} must be greater than 0",
+            f"{name} is {value}, but must be above 0",
             f"{here}.{name}",
             f"set {name} to a number of seconds greater than 0",
         )
@@ -97,7 +98,8 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
         config.cluster.ranks_per_node,
         config.training_recipe.global_batch_size,
     )
-    yield groups < 1, f"groups={groups} is less than 1", "parallel.groups", "set parallel.groups to 1 or more"
+    what = f"groups is {groups}, but must be 1 or more"
+    yield groups < 1, what, "parallel.groups", "set parallel.groups to 1 or more"
     size = max(1, groups)
     is_even = nodes % size == 0 or (size % nodes == 0 and per_node % (size // nodes) == 0)
     what = f"{nodes} nodes of {per_node} ranks cannot be split into {groups} equal groups"

@@ -148,9 +148,10 @@ def _check_rates(config: Config) -> None:
         is_rising = all(low < high for low, high in zip(sizes, sizes[1:], strict=False))
         sizes_key, *_ = names.replace(",", "").split()
         if any(len(column) != len(sizes) for column in columns):
+            keys = names.replace(",", "").replace(" and", "").split()
+            lengths = [f"{key} has {len(column)}" for key, column in zip(keys, (sizes, *columns), strict=True)]
             raise ConfigError(
-                f"the lists {names} must have the same length, but their lengths are "
-                f"{', '.join(str(len(column)) for column in (sizes, *columns))}",
+                f"the lists {names} must have the same number of entries, but {', '.join(lengths)}",
                 where="cluster.gpu.rates",
                 fix=f"list one rate for each number in {sizes_key}",
             )

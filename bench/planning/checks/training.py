@@ -102,9 +102,10 @@ def check_profiled_steps(config: Config, max_steps: int) -> None:
         )
     if len(steps) != 2 or not 1 <= steps[0] <= steps[1] <= max_steps:
         raise ConfigError(
-            f"launch.profile_steps is {steps}, but must be the first and the last step, from 1 to {max_steps}",
+            f"launch.profile_steps is {steps}, but must be the first and the last step to record, from 1 to "
+            f"{max_steps}",
             where=where,
-            fix="set launch.profile_steps=[10,12] to record the steps 10 to 12",
+            fix=f"write two steps, such as launch.profile_steps=[1,{min(3, max_steps)}]",
         )
     if config.task.submittable:
         raise ConfigError(
@@ -188,8 +189,8 @@ def _check_training(config: Config) -> None:
         )
     if training.checkpoint_every_steps is not None and config.task.benchmark is not None:
         raise ConfigError(
-            f"the rules of {config.task.benchmark} do not allow resuming, but checkpoint_every_steps is "
-            f"{training.checkpoint_every_steps}",
+            f"the rules of {config.task.benchmark} do not allow resuming from a checkpoint, but "
+            f"checkpoint_every_steps is {training.checkpoint_every_steps}",
             where="task.training.checkpoint_every_steps, task.benchmark",
             fix="set task.training.checkpoint_every_steps=null; or, if you do not submit the run, set "
             "task.benchmark=null",

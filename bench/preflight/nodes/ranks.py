@@ -86,7 +86,7 @@ def environment(plan: Plan, facts: Facts) -> Iterator[Finding]:
         if names:
             yield broken(
                 "PYX-09",
-                f"these variables have other values in the container than in the plan: {', '.join(names)}",
+                f"these variables have different values in the container and in the plan: {', '.join(names)}",
                 listed(nodes),
                 severity="warning",
             )

@@ -129,7 +129,7 @@ def test_each_folder_of_a_run_needs_a_volume() -> None:
     assert one.fix == "set cluster.kubernetes.results to {claim: NAME} or {host_path: FOLDER}"
     relative = settled({})
     relative.plan.config.cluster.paths.logs = "runs"
-    assert "pods cannot use the path runs, because this path is relative, or contains $ or a colon" in [
+    assert "pods cannot use the path runs: it must be absolute, without $ and without colons" in [
         one.what for one in findings(checks.volumes_of_config, relative)
     ]
 

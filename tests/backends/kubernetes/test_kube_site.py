@@ -273,7 +273,7 @@ def test_a_quota_of_a_resource_that_pods_do_not_request_is_reported(look: Look) 
     plan = compose.compose(["task=lora_tiny", "cluster=kubernetes_test", "cluster.kubernetes.namespace=team"])
     results = look(server(**{f"GET {NAMESPACE}/resourcequotas": {"items": [hard]}}), plan)
     problems = [(one.severity, one.what, one.fix) for one in results["quota"].findings]
-    what = "the pods do not set {0}, but the quota of {1} needs {0} from pods or a LimitRange"
+    what = "the pods do not set {0}: without a LimitRange, the quota of {1} refuses such pods"
     assert problems == [
         ("warning", what.format("memory", "limits.memory"), f"set {WHERE}.resources.memory"),
         ("warning", what.format("cpu", "requests.cpu"), f"set {WHERE}.resources.cpu"),

@@ -193,7 +193,7 @@ def test_disk_failure_at_any_moment_ends_the_trial_with_complete_checkpoints(tmp
 @pytest.mark.long
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
-    with pytest.raises(ConfigError, match="saved with other settings: max_steps is 9 instead of 8"):
+    with pytest.raises(ConfigError, match="saved with other settings: max_steps was 9, but is now 8"):
         started(tmp_path, *ALL[:2], "task.training.max_steps=8")[1].resume()
     manifest = tmp_path / "checkpoints" / "trial_0" / "step_4" / "manifest.json"
     described = json.loads(manifest.read_text())

@@ -149,11 +149,11 @@ def _idle_share(config: Any, has_experts: bool, *, where: str) -> float:
     num, chosen = (_first(config, names) for names in (EXPERTS, CHOSEN))
     if num is None or chosen is None:
         missing = "number of experts" if num is None else "number of experts per token (top-k)"
+        keys = ", ".join(EXPERTS if num is None else CHOSEN)
         raise ConfigError(
-            f"config.json has no key that runstop knows for the {missing}, so runstop cannot count the operations of "
-            "a token",
+            f"config.json has none of the keys {keys}, so runstop does not know the {missing}",
             where=where,
-            fix=f"choose a model whose config.json has one of the keys {', '.join(EXPERTS if num is None else CHOSEN)}",
+            fix="choose a model whose config.json has one of these keys",
         )
     return 1 - chosen / num
 

@@ -65,8 +65,8 @@ def _require_known(model_type: Any, raw: dict[str, Any], *, where: str) -> None:
         raise ConfigError(
             f"the folder has its own code (auto_map: {', '.join(sorted(raw['auto_map']))}), which runstop never runs",
             where=where,
-            fix="set MODEL to a folder of a model that transformers has; if transformers has this model, remove "
-            "auto_map from config.json",
+            fix="if transformers has its own code for this model, remove auto_map from config.json; otherwise, set "
+            "MODEL to the folder of another model",
         )
     if model_type not in CAUSAL:
         raise ConfigError(
