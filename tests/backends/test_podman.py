@@ -29,6 +29,7 @@ def planned(*overrides: str) -> Plan:
     return compose.compose(["task=lora_8b", "cluster=hosts", *paths, *overrides])
 
 
+@pytest.mark.long
 def test_the_line_of_podman_mounts_what_pyxis_does_and_gives_all_gpus() -> None:
     plan = planned("container=podman", "container.image=quay.io/me/bench:1", "container.mounts=[/opt/x:/x:ro]")
     assert containers.line(plan, Path("/runs/a b"), ["python", "-m", "bench.driver"], name="rig0") == (

@@ -124,6 +124,7 @@ def test_a_list_has_one_line_a_row(columns: int, monkeypatch: pytest.MonkeyPatch
         assert "interrupted" in lines[0], "the name is folded, so that its state is seen"
 
 
+@pytest.mark.long
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))), st.none() | st.just(Path("/a b")))
 def test_every_command_line_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, overrides: list[str], site: Path | None

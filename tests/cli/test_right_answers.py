@@ -29,6 +29,7 @@ def _marked(number: int, row: list[Any]) -> Any:
     return pytest.param(row, id=name, marks=() if number % EVERY == 0 else pytest.mark.slow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", [_marked(number, row) for number, row in enumerate(ROWS)])
 def test_every_input_has_its_right_answer(row: list[Any], here: Path) -> None:
     command, code, words, *options = row

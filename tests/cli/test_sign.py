@@ -59,6 +59,7 @@ def checked(folder: Path, keys: Keys, capsys: pytest.CaptureFixture[str], *more:
     return code, {each["what"]: each["actual"] for each in compared if each["passed"] is False}
 
 
+@pytest.mark.long
 def test_a_signed_run_is_accepted_also_as_a_copy(
     folder: Path, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_run_that_was_changed_or_signed_by_another_is_not_accepted(
     assert all(wrong[what].startswith(text) for what, text in expected.items()), wrong
 
 
+@pytest.mark.long
 def test_a_revoked_key_is_not_accepted(
     folder: Path, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

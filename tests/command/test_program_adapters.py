@@ -96,6 +96,7 @@ def test_lines_do_not_depend_on_how_the_output_arrives(lines: list[bytes], size:
     assert read == [line.decode(errors="replace") for line in lines if line]
 
 
+@pytest.mark.long
 def test_a_line_without_an_end_takes_bounded_memory(tmp_path: Path) -> None:
     split = Lines()
     read = [line for _ in range(40) for line in split.feed(b"x" * (MAX_LINE_BYTES // 8))]

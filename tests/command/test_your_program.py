@@ -29,6 +29,7 @@ def test_the_page_shows_the_script_and_lists_every_placeholder_and_group() -> No
     assert all(f"`{group}`" in PAGE for group in GROUPS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain_torch.py", "trl_sft.py"])
 def test_the_examples_start_from_the_weights_of_engine_huggingface(name: str) -> None:
     """They copy its rule, because a user's script imports nothing of runstop; here their own lines are executed."""

@@ -144,6 +144,7 @@ def test_cells_have_significant_digits_and_percentiles(tmp_path: Path) -> None:
     assert table.rows[0][:6] == ("burst", "125", "0", "1,000", "125", "125") and table.rows[0][-1] == "-"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("limits", "latency_s", "changed", "why"),
     [

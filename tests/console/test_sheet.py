@@ -100,6 +100,7 @@ def test_several_targets_are_all_named(written_log: MakeLog) -> None:
     assert row(text, "samples to target") == "no evaluation that reaches the target logs its samples"
 
 
+@pytest.mark.long
 def test_every_evaluation_of_a_usual_run_is_listed(written_log: MakeLog) -> None:
     losses = tuple(0.99 - n / 1000 for n in range(20))
     text = table_text(written_log(evals=losses, name="usual.txt"))

@@ -126,6 +126,7 @@ def test_an_old_config_key_composes_with_a_warning(old: str, caplog: pytest.LogC
     assert caplog.messages == [f"{old} was renamed: use {new}"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("written", "meant"), [(True, ProfileKind.kernels), (False, ProfileKind.none)])
 def test_a_boolean_profile_is_read_as_its_kind(written: bool, meant: ProfileKind) -> None:
     """In plan.json, in its base, and in config.yaml."""

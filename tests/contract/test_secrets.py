@@ -136,6 +136,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", HEAVY)
 @pytest.mark.timeout(60)
 def test_the_search_is_fast_on_any_text(kind: str) -> None:

@@ -69,6 +69,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.long
 def test_the_token_is_needed_once_and_then_its_cookie(root: Path) -> None:
     unknown = client(root)
     for path in (
@@ -146,6 +147,7 @@ def test_no_address_leads_to_a_file(browser: TestClient, path: str) -> None:
     assert answer.status_code in (404, 409) and "MLLOG" not in answer.text and "root:" not in answer.text
 
 
+@pytest.mark.long
 def test_pages_show_runs_and_write_nothing(browser: TestClient, root: Path) -> None:
     tags.change(root / "fast", add=["baseline"], note="after the new driver")
     before, of_run = contents(root), ids(browser)
@@ -162,6 +164,7 @@ def test_pages_show_runs_and_write_nothing(browser: TestClient, root: Path) -> N
     assert contents(root) == before, "the history is kept in memory"
 
 
+@pytest.mark.long
 def test_runs_are_compared(browser: TestClient) -> None:
     of_run = ids(browser)
     page = browser.get(f"/compare?run={of_run['fast']}&run={of_run['slow']}").text
@@ -192,6 +195,7 @@ def log(root: Path) -> Iterator[Writer]:
         yield log
 
 
+@pytest.mark.long
 def test_a_run_under_way_is_followed(browser: TestClient, root: Path, log: Writer, clock: Clock) -> None:
     def losses() -> list[float]:
         """Train for ten seconds, then ask as the page does."""

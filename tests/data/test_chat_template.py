@@ -126,6 +126,7 @@ def test_tools_and_extras_of_templates_equal_transformers(tmp_path: Path) -> Non
 TRL = ("qwen3", "llama3", "gemma", "phi3", "qwen3_instruct_2507", "phi3_5", "cohere", "deepseekv3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", TRL)
 def test_the_mask_of_a_template_without_generation_equals_trls(family: str, tmp_path: Path) -> None:
     """TRL replaces a family's template by one with {% generation %}; we take the family's own."""

@@ -237,6 +237,7 @@ def test_prepare_counts_the_rows_that_a_plan_then_has(
     assert required(compose.compose(words), TrainingPlan).config.training_data.train_rows == 8
 
 
+@pytest.mark.long
 def test_a_job_on_another_machine_makes_the_counted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared_here(monkeypatch)
     write_chat_tokenizer(tmp_path / "cache")

@@ -28,6 +28,7 @@ def chunked(listed: list[tuple[int, int]], seq_length: int, chunk: int) -> tuple
         return tokens, iter(list(packing.chunks(tokens, documents, seq_length=seq_length)))
 
 
+@pytest.mark.long
 @given(listed=LENGTHS, seq_length=SEQ, chunk=st.integers(1, 100), answer_only=st.booleans())
 def test_packing_loses_and_invents_no_token(
     listed: list[tuple[int, int]], seq_length: int, chunk: int, answer_only: bool
@@ -90,6 +91,7 @@ def test_padding_cuts_and_fills_and_masks_agree(
         start += length
 
 
+@pytest.mark.long
 @given(listed=LENGTHS, which=st.data(), seq_length=SEQ)
 def test_chosen_documents_stay_whole(listed: list[tuple[int, int]], which: st.DataObject, seq_length: int) -> None:
     tokens, parts = chunked(listed, seq_length, 10**9)

@@ -233,6 +233,7 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", BAD)
 def test_errors_of_bad_files_name_the_place(message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, name, write = BAD[message]

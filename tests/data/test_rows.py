@@ -141,6 +141,7 @@ def test_an_invalid_npy_is_refused_and_runs_no_code(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_damaged_files_and_an_existing_folder_are_refused(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

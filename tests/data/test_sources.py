@@ -89,6 +89,7 @@ def test_dolly_packed_answers_count_over_the_ends_of_rows(tmp_path: Path, monkey
 MASK = ("data.packing=true", "data.document_mask=true")
 
 
+@pytest.mark.long
 def test_packed_rows_have_the_boundaries_of_their_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document of 13 tokens in rows of 12: its last token is a document of its own in the next row."""
     sizes = {"seq_length": 12, "train_rows": 2, "eval_rows": 1}
@@ -132,6 +133,7 @@ PLAIN_14 = [[1, 15, 3, 16, 17, 14, 15, 16, 12, 18, 12, 2, 0, 0], [1, 18, 17, 13,
 PLAIN_COUNTS = [[0] * 9 + [1, 1, 1, 0, 0], [0, 0, 0, 1, 1, *[0] * 9]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["array", "indented array", "lines"])
 def test_pubmedqa_as_an_array_and_as_lines(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = of_files(

@@ -248,6 +248,7 @@ def test_log_line_is_cited_instead_of_status(local_run: Path) -> None:
     ).endswith("trial_0.out")
 
 
+@pytest.mark.long
 def test_rule_of_an_error_reaches_why_as_a_field(local_run: Path) -> None:
     """The text matches another rule on purpose: only the field counts."""
     report = local_run / "rank_logs" / "trial_0_rank_0.error"

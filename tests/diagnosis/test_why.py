@@ -348,6 +348,7 @@ def test_error_that_training_survives_is_not_the_cause(written_log: MakeLog) -> 
     assert explanation.rule == "LOG-05" and [clue.rule for clue in explanation.also] == [CAUSES[-1][0]]
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.one_of(

@@ -90,6 +90,7 @@ def test_a_trial_that_misses_its_target_is_judged_and_fails_the_job(
     assert status is not None and (status.outcome, status.exit_code) == (Ending.invalid, 1)
 
 
+@pytest.mark.long
 def test_a_failed_job_aborts_its_running_trial_and_leaves_the_others_open(run: Path, step: Step) -> None:
     step("open", "--job", "7")
     step("begin", "0", "--job", "7", "--nodes", "dgx-0")

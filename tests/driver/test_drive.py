@@ -164,6 +164,7 @@ def test_a_finding_about_the_nodes_ends_the_run_unless_forced(make: MakeRun, mon
     assert error.what == "no facts of a rank"
 
 
+@pytest.mark.long
 def test_an_invalid_trial_makes_the_run_invalid(make: MakeRun) -> None:
     run = make(last=0.93)
     assert run.ends() == 1 and run.outcomes == [Outcome.invalid] * 2
@@ -271,6 +272,7 @@ def test_an_interrupted_run_is_restarted_only_if_the_next_start_can_succeed(
         assert ("has finished nothing" in str(run.status.during)) is not made_progress
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("raises", [True, False], ids=["by an exception", "by a note"])
 @pytest.mark.parametrize(("job", "rule"), [("7", "SLU-08"), (None, "RUN-24")])
 def test_a_stopped_run_shows_how_to_resume_it(run: Run, raises: bool, job: str | None, rule: str) -> None:
@@ -399,6 +401,7 @@ def test_an_unexpected_exception_ends_the_run_with_a_status_and_is_raised(run: R
     assert run.status.during == "the driver failed"
 
 
+@pytest.mark.long
 def test_a_full_disk_is_reported_in_the_final_status(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.create(run.folder, run.plan)
     for free, during in ((2**20, "CFG-08: no space left for results: it failed"), (2**20 + 1, "it failed")):

@@ -128,6 +128,7 @@ def test_a_check_that_names_no_node_ends_the_job(run: Path) -> None:
     assert choose(run, planned(), passed=False) == (Chosen.failed, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "what"),
     [

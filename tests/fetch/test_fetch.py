@@ -139,6 +139,7 @@ def test_a_dry_run_downloads_nothing(served: Hub, run: Run) -> None:
     assert (list(Path.cwd().iterdir()), files_requested(served)) == ([], [])
 
 
+@pytest.mark.long
 def test_a_download_that_does_not_fit_is_refused(served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10 * MIB, 5 * MIB, 5 * MIB))
@@ -149,6 +150,7 @@ def test_a_download_that_does_not_fit_is_refused(served: Hub, run: Run, monkeypa
     assert (list(Path.cwd().iterdir()), files_requested(served)) == ([], [])
 
 
+@pytest.mark.long
 def test_a_lost_connection_is_continued_within_the_file(served: Hub, run: Run) -> None:
     served.faults["model.safetensors"] = Fault(cut_at=3 * MIB + 5, times=1)
     assert run("model", "org/tiny")[0] == 0
@@ -165,6 +167,7 @@ def test_a_server_without_ranges_sends_the_file_again(served: Hub, run: Run) -> 
     assert contents(Path("tiny"))["model.safetensors"] == WEIGHTS
 
 
+@pytest.mark.long
 def test_a_busy_hub_is_requested_again(served: Hub, run: Run) -> None:
     served.faults["config.json"] = Fault(status=503, times=2)
     assert run("model", "org/tiny")[0] == 0
@@ -228,6 +231,7 @@ def test_a_folder_keeps_its_revision(served: Hub, run: Run) -> None:
     assert contents(Path("newer"))["config.json"] == b"{}"
 
 
+@pytest.mark.long
 def test_files_of_the_user_are_kept(served: Hub, run: Run) -> None:
     Path("tiny").mkdir()
     Path("tiny/model.safetensors").write_bytes(WEIGHTS)
@@ -240,6 +244,7 @@ def test_files_of_the_user_are_kept(served: Hub, run: Run) -> None:
     assert "model.safetensors" not in files_requested(served)
 
 
+@pytest.mark.long
 def test_check_reports_each_changed_file(served: Hub, run: Run) -> None:
     run("model", "org/tiny")
     assert run("--check", "tiny")[:2] == (0, run("--check", "tiny")[1])
@@ -282,6 +287,7 @@ def test_the_token_goes_to_the_hub_alone(served: Hub, run: Run, monkeypatch: pyt
     assert sent == {(False, "Bearer granted"), (True, None)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "fault", "code", "what", "fix"),
     [
@@ -367,6 +373,7 @@ def test_paths_that_lead_out_of_the_folder_are_refused(path: str, served: Hub, r
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_record_that_names_files_elsewhere_is_refused(served: Hub, run: Run) -> None:
     run("model", "org/tiny")
     path = Path("tiny/runstop_fetch.json")
@@ -387,6 +394,7 @@ def test_no_network_and_offline_mode_are_different_errors(
     assert code == 1 and "cannot connect to 127.0.0.1:9" in err and "HTTPS_PROXY" in err and "hunter22" not in err
 
 
+@pytest.mark.long
 def test_a_full_disk_is_an_error_that_continues(served: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -443,6 +451,7 @@ def test_errors_of_a_run_name_the_command_that_completes_a_folder(served: Hub, r
     assert data.model_command(Path("other").absolute(), model) == f"{of_the_config} FOLDER"
 
 
+@pytest.mark.long
 def test_a_run_compares_the_weights_with_the_record(served: Hub, run: Run) -> None:
     run("model", "org/tiny")
     folder = Path("tiny")

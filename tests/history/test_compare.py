@@ -112,6 +112,7 @@ def test_one_run_of_several_trials_is_compared_by_its_trials_with_a_warning(
     assert "commit\tbbb\taaa" in output
 
 
+@pytest.mark.long
 def test_runs_of_several_trials_count_once_each(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for name, speed in (("a1", 100.0), ("a2", 101.0), ("b1", 90.0), ("b2", 91.0)):
         plant(Path(name), clock, speed - 1, speed, speed + 1, **H200)
@@ -158,6 +159,7 @@ def write_node_facts(folder: Path, driver: str, digest: str, *nodes: str) -> Non
     manifest.write(folder)
 
 
+@pytest.mark.long
 def test_different_drivers_images_and_nodes_are_listed(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for name, *parsed in (("old", "570.86", "aaa", "dgx-1", "dgx-2"), ("new", "580.12", "bbb", "dgx-2", "dgx-3")):
         write_node_facts(plant(Path(name), clock, 100.0, 100.1, **H200), *parsed)
@@ -178,6 +180,7 @@ def test_changed_logs_are_left_out_with_a_note(clock: Clock, capsys: pytest.Capt
     assert "not counted: a/result_1.txt: the log has changed since its trial ended" in parsed["notes"]
 
 
+@pytest.mark.long
 def test_invalid_logs_without_a_ledger_are_left_out(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Their run_stop has the status success, but `parse` reports that they are invalid."""
     burst = serving.planned("task.serving.arrivals=[burst]", "task.serving.rates=[]")

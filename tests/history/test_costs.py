@@ -63,6 +63,7 @@ def test_a_plan_has_the_cost_of_its_steps_of_an_epoch_and_of_tokens() -> None:
     assert random and "1.17 USD (estimate) for 130 steps" in random and "epoch" not in random
 
 
+@pytest.mark.long
 def test_a_plan_without_a_price_is_that_of_earlier_versions() -> None:
     from bench.contract import plan_kinds
 

@@ -45,6 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
     return output.out + output.err
 
 
+@pytest.mark.long
 def test_a_planted_regression_fails_the_check(clock: Clock, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Five runs with a deviation of 0.19 % and one that is 5 % slower: s √(1 + 1/5) t(4) is 0.59 %."""
     for number, speed in enumerate(STEADY):
@@ -139,6 +140,7 @@ def test_trials_of_one_run_are_one_value(clock: Clock, root: Path) -> None:
     assert judge(only, SPEED, tolerance=0.02).text == "-0.1 % (-0.9 to +0.6 %), 1 run compared with 4 earlier runs"
 
 
+@pytest.mark.long
 def test_a_rebuilt_cache_equals_the_updated_one(clock: Clock, root: Path) -> None:
     plant(root / "a", clock, 100.0, 101.0, **H200)
     store.trials(root)

@@ -134,6 +134,7 @@ def test_a_node_is_blamed_only_for_what_it_causes(write: Write, line: str, accus
     assert list(avoided("cluster.avoid=auto")) == accused
 
 
+@pytest.mark.long
 def test_a_node_that_was_lost_during_a_trial_is_a_failure_of_a_run_that_succeeded(write: Write) -> None:
     folder = write("continued", days_ago=1)
     lost = {"dgx-1": "SLU-09: no answer from dgx-1", "dgx-0": "RUN-02: a rank was killed on dgx-0"}
@@ -143,6 +144,7 @@ def test_a_node_that_was_lost_during_a_trial_is_a_failure_of_a_run_that_succeede
     assert list(avoided("cluster.avoid=auto")) == ["dgx-1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ending", "is_retried"), [(Ending.valid, True), (Ending.interrupted, False)])
 def test_a_node_that_interrupted_a_run_is_a_failure(write: Write, ending: Ending, is_retried: bool) -> None:
     """Also if the run continued on other nodes, and succeeded."""
@@ -161,6 +163,7 @@ def test_without_nodes_the_list_says_why(capsys: pytest.CaptureFixture[str], wri
     assert "only runs on other machines have nodes" in nodes(capsys, "--folder", str(root.parent))
 
 
+@pytest.mark.long
 def test_a_run_on_this_machine_says_nothing_about_nodes(write: Write) -> None:
     folder = write("local", days_ago=1)
     assert node_verdicts.of_run(folder)
@@ -168,6 +171,7 @@ def test_a_run_on_this_machine_says_nothing_about_nodes(write: Write) -> None:
     assert node_verdicts.of_run(folder) == ()
 
 
+@pytest.mark.long
 def test_a_node_that_was_slow_during_a_trial_is_a_finding_of_a_valid_run(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

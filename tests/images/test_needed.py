@@ -50,6 +50,7 @@ def test_each_engine_has_an_image(words: tuple[str, ...], build: str, packages: 
     assert needed.needed(planned(*words).config) == needed.Needed(build, packages)
 
 
+@pytest.mark.long
 def test_no_image_has_our_engine_for_amd() -> None:
     plan = planned("task=lora_7b", *MI300X)
     expected = "none of containers/build.sh has this engine for this GPU; not run on AMD Instinct MI300X"

@@ -126,6 +126,7 @@ def image(squashed: Callable[..., Path], tmp_path: Path) -> Path:
     return bring(squashed(), tmp_path / "images")[0].path
 
 
+@pytest.mark.long
 def test_an_imported_file_has_its_digest_in_name_and_record(squashed: Callable[..., Path], tmp_path: Path) -> None:
     marker = {"name": "runstop-train", "versions": {"torch": "2.10"}, "commit": "c0ffee"}
     file = squashed(**{"etc/runstop-image.json": json.dumps(marker)})
@@ -169,6 +170,7 @@ def damaged(image: Path, how: str) -> Path:
     return image
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "rules", "what", "seen_by_list"),
     [
@@ -216,6 +218,7 @@ def doctors_findings(image: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [f"{finding.rule} {finding.what}" for finding in outcomes if isinstance(finding, Finding)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keeping_its_times", [False, True])
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
@@ -240,6 +243,7 @@ def test_the_doctor_finds_flipped_bytes_and_reads_an_image_only_once(
     assert read == [image]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named_by", ["name", "record"])
 def test_a_damaged_file_is_not_imported_under_a_new_digest(image: Path, tmp_path: Path, named_by: str) -> None:
     """Its original digest is in the file name (12 digits) or in its record."""
@@ -321,6 +325,7 @@ def run(*argv: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["flipped", "cut", "unrecorded"])
 def test_a_damaged_image_is_never_reused(image: Path, tmp_path: Path, how: str) -> None:
     content = image.read_bytes()
@@ -345,6 +350,7 @@ def test_an_image_for_another_cpu_is_refused_unless_requested(
     assert store.verify(imported.path, architecture=HERE)[1] == []
 
 
+@pytest.mark.long
 def test_symbolic_links_in_an_image_read_no_local_files(squashed: Callable[..., Path], tmp_path: Path) -> None:
     file, root = squashed(), tmp_path / "root-tiny.sqsh"
     (tmp_path / "of_host").write_text('{"name": "host"}')
@@ -358,6 +364,7 @@ def test_symbolic_links_in_an_image_read_no_local_files(squashed: Callable[..., 
     assert contents_.os_release is None and contents_.marker is None and contents_.architecture == HERE
 
 
+@pytest.mark.long
 def test_list_shows_files_of_killed_imports(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (image.parent / ".import-node-7.part").write_bytes(b"half")
     (image.parent / f"gone-sha256-{'0' * 12}.json").write_text("{}")

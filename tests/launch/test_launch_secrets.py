@@ -105,6 +105,7 @@ def test_no_job_is_submitted_with_a_secret(
     assert slurm_calls == [] and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_short_value_of_a_secret_sounding_variable_can_be_forced(
     tmp_path: Path, slurm_calls: list[list[str]]
 ) -> None:

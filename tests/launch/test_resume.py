@@ -127,6 +127,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", REFUSALS)
 def test_a_refused_resume_changes_nothing_and_can_be_tried_again(
     ended: Path, slurm: Slurm, how: str, monkeypatch: pytest.MonkeyPatch
@@ -235,6 +236,7 @@ def test_a_cancel_with_a_failing_disk_reports_that_the_job_was_cancelled(ended: 
     assert statuses.read(ended) is not None
 
 
+@pytest.mark.long
 def test_a_cancelled_run_cannot_be_cancelled_again(ended: Path, slurm: Slurm) -> None:
     resume.resume(ended)
     assert resume.cancel(ended) == "100"

@@ -139,6 +139,7 @@ def test_printed_errors_show_no_secret(run: Run) -> None:
     assert "CFG-08: cannot write: No space left on device" in printed and hidden not in printed
 
 
+@pytest.mark.long
 def test_the_log_of_each_command_is_followed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials also have curves and GPU telemetry."""
     followed: list[dict[str, Any]] = []
@@ -167,6 +168,7 @@ def test_the_log_of_each_command_is_followed(run: Run, monkeypatch: pytest.Monke
     assert [each["curves"] for each in followed[1:]] == [(run.plan, run.folder, f"result_{k}") for k in (0, 1)]
 
 
+@pytest.mark.long
 def test_a_stopped_run_shows_where_its_finished_trials_are(run: Run) -> None:
     def stopped() -> None:
         raise Stopped(signal.SIGTERM)
@@ -187,6 +189,7 @@ def test_resume_is_suggested_only_if_there_is_a_checkpoint(run: Run, part: str, 
     assert any("runstop resume" in line for line in run.printed()) is can_resume
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "target", "num_trials", "words"),
     [

@@ -195,6 +195,7 @@ def test_the_error_of_compression_is_bounded(compress: Compress, bits: int) -> N
     assert error.max() > 0, "something was rounded"
 
 
+@pytest.mark.long
 def test_the_other_groups_continue_without_a_missing_group() -> None:
     def averaged(groups: Groups) -> Any:
         all_reduce = all_reduce_of(groups, 3.0)

@@ -75,6 +75,7 @@ def logged(path: Path) -> dict[str, Any]:
     return {record["key"]: record["value"] for record in records}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", LOSSES)
 def test_a_log_has_every_key_of_the_closed_division(task: str, tmp_path: Path) -> None:
     path = planned_log.write(planned_log.planned(task), tmp_path / "result_0.txt", LOSSES[task])
@@ -174,6 +175,7 @@ def test_each_key_that_is_missing_double_or_wrong_is_refused_by_us_and_by_mlperf
     assert len(damages(ruleset)) > 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("key", "metadata"),
     [

@@ -135,6 +135,7 @@ def test_clock_jump_of_two_seconds_or_more_makes_a_trial_invalid(
     assert float(what.removeprefix(how).split(" s ")[0].replace(",", "")) == pytest.approx(abs(seconds), abs=0.06)
 
 
+@pytest.mark.long
 @EXAMPLES
 @given(ppm=st.floats(-100, 100))
 @example(ppm=100.0)

@@ -152,6 +152,7 @@ def test_record_that_takes_the_checkers_minutes_is_refused(
         checkers.require_safe(path, LORA, "6.1.0")
 
 
+@pytest.mark.long
 def test_long_lines_of_other_output_and_long_records_are_checked(written_log: MakeLog) -> None:
     """A progress bar of a megabyte before a record, and a record of step times that is thirty times the usual one."""
     path = written_log()
@@ -202,6 +203,7 @@ def test_an_unknown_ruleset_is_a_bad_request(written_log: MakeLog) -> None:
             rcp_verdict([], benchmark=LORA, ruleset=ruleset)
 
 
+@pytest.mark.long
 def test_rule_files_are_read_once_and_never_changed(
     written_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

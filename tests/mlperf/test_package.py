@@ -315,6 +315,7 @@ def test_text_that_only_resembles_a_secret_is_packed(text: str) -> None:
     assert not masking.first(text)
 
 
+@pytest.mark.long
 def test_run_script_without_devices_describes_none(make_run: MakeRun) -> None:
     run = make_run(logs=1)
     recorded = {"number_of_nodes": "1", "accelerators_per_node": "1", "operating_system": "Ubuntu 24.04"}
@@ -353,6 +354,7 @@ def hostile(tmp_path: Path) -> tuple[str, Path]:
     return f"{os.path.relpath(tmp_path, rules)}/evil", proof
 
 
+@pytest.mark.long
 def test_no_checker_sees_a_hostile_log(make_run: MakeRun, hostile: tuple[str, Path], tmp_path: Path) -> None:
     """Our reader reads the division as open and the other record as malformed; the official parser reads both."""
     value, proof = hostile

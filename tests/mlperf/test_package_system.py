@@ -99,6 +99,7 @@ def test_facts_of_an_older_version_and_of_a_node_without_gpus_say_less() -> None
     assert alone["accelerator_interconnect"] == "none: one accelerator per node"
 
 
+@pytest.mark.long
 def test_a_config_describes_what_no_program_can_read() -> None:
     plan = compose.compose(["task=llama31_8b", "cluster=dgxh200", "+cluster.system_description={cooling: liquid}"])
     assert plan.config.cluster.system_description == {"cooling": "liquid"}

@@ -129,6 +129,7 @@ def test_an_open_log_needs_fewer_keys(written_log: MakeLog) -> None:
     assert severities(damage(path, '"closed"', '"open"')) == {}
 
 
+@pytest.mark.long
 def test_values_of_any_type_can_be_read(tmp_path: Path) -> None:
     values: list[object] = [None, True, "x", [], {"throughput": []}, 10**400, -1]
     for number, value in enumerate(values):

@@ -224,6 +224,7 @@ def test_too_fast_convergence_is_reported_with_its_limit(runs: MakeRuns) -> None
     assert scored.olympic_minutes == pytest.approx(24.5)
 
 
+@pytest.mark.long
 def test_the_open_division_has_no_factor(runs: MakeRuns) -> None:
     scored = score(runs(submission_division="open", evals=AT_3072[-3:]))
     assert rules(scored) == set()
@@ -260,6 +261,7 @@ def test_folder_without_a_score_is_refused(tmp_path: Path, runs: MakeRuns) -> No
         score(tmp_path)
 
 
+@pytest.mark.long
 @settings(max_examples=in_proportion(25))
 @given(st.lists(st.integers(0, 10**20), unique=True, min_size=1, max_size=6), st.randoms())
 def test_logs_are_taken_in_the_order_of_their_numbers(
@@ -289,6 +291,7 @@ def official_seeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path],
     yield lambda folder: seed_checker.SeedChecker("5.1.0").check_seeds(sorted(map(str, folder.glob("result_*"))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [(1, 2, 3), (1, 2, 1), (1, None, 3), (7, 7, 7), (0, 1, -1), (0, 0, 1)])
 def test_seeds_are_judged_as_by_the_package_checker(
     runs: MakeRuns, official_seeds: Callable[[Path], bool], seeds: tuple[int | None, ...]

@@ -77,6 +77,7 @@ def test_scripts_pass_their_checks(script: Path) -> None:
         subprocess.run(["shellcheck", "-x", script], check=True, cwd=ROOT)
 
 
+@pytest.mark.long
 def test_the_build_context_has_only_committed_files(tmp_path: Path) -> None:
     """The engine of this build lists what it is given."""
     tree, engine = tmp_path / "tree", tmp_path / "engine"

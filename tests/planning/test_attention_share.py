@@ -96,6 +96,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused(what: str) -> None:
     with pytest.raises(ConfigError, match=what):

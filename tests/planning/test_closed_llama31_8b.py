@@ -120,6 +120,7 @@ def test_preflight_refuses_other_values_than_the_rules(override: str) -> None:
     assert plan.submission.division == "open"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("override", ["data.answer_only=true", "data.document_mask=true"])
 def test_prepared_rows_with_another_loss_or_mask_are_refused_for_both(override: str) -> None:
     problems = preflight.inspect(planned("data.source=prepared", override))

@@ -95,6 +95,7 @@ def test_fp8_is_refused_on_a_gpu_without_it(gpu: str) -> None:
     assert "set precision=bf16" in refused.value.fix
 
 
+@pytest.mark.long
 def test_fp8_has_a_peak_where_the_gpu_has_one() -> None:
     """330.3 TFLOP/s of an RTX 4090 by NVIDIA's whitepaper, twice its 165.2 in BF16."""
     plan = compose.compose(["task=lora_7b", *EIGHT_GPUS, "gpu@cluster.gpu=rtx4090", "precision=fp8"])

@@ -113,6 +113,7 @@ def test_70b_in_fp8_on_part_of_a_machine(ranks: int) -> None:
     assert plan.batch.gradient_accumulation_steps == 8 // ranks
 
 
+@pytest.mark.long
 def test_without_rates_the_simplest_layout_that_fits_is_chosen() -> None:
     def world(*overrides: str) -> tuple[int, int, int, int, bool]:
         plan = compose.compose(["task=lora70b", *overrides])
@@ -230,6 +231,7 @@ def test_a_null_micro_batch_size_is_the_fastest_that_fits(precision: Precision) 
     assert times[plan.batch.micro_batch_size] == plan.cost.step_s and plan.config.recipe.micro_batch_size is None
 
 
+@pytest.mark.long
 def test_a_null_micro_batch_size_without_rates_is_the_largest_that_fits() -> None:
     config = compose.unplanned(["task=pretrain_7b", "cluster=dgxh200", "cluster.gpu.rates=null"])
     plan = make_plan.make(config)

@@ -83,6 +83,7 @@ def test_any_training_task_can_use_local_sgd(given: tuple[str, ...], through: tu
     assert compose.read(config_yaml).recipe.local_sgd == plan.config.recipe.local_sgd
 
 
+@pytest.mark.long
 def test_a_task_has_no_local_sgd_by_default() -> None:
     plan, config_yaml = compose.for_run(["task=pretrain_tiny"])
     assert isinstance(plan, TrainingPlan) and plan.config.recipe.averaging is None

@@ -302,6 +302,7 @@ def test_full_recompute_never_stores_more(config: Config, dp: int) -> None:
     assert full.activations_gib <= none.activations_gib * (1 + 1e-9)
 
 
+@pytest.mark.long
 @given(config=configs(), dp=sizes)
 def test_distributed_optimizer_never_needs_more(config: Config, dp: int) -> None:
     whole, shard = (
@@ -588,6 +589,7 @@ def test_recomputing_more_layers_never_stores_more(config: Config, dp: int) -> N
     assert all(less <= more * (1 + 1e-9) for more, less in pairwise(stored_gib))
 
 
+@pytest.mark.long
 @given(config=fused_configs(), dp=sizes, share=st.floats(-0.1, 1.1))
 def test_fit_offloads_no_more_layers_than_needed(config: Config, dp: int, share: float) -> None:
     world, most = world_of(config, dp=dp), config.model.num_layers // config.parallel.pp

@@ -125,6 +125,7 @@ def test_tensor_parallelism_divides_the_heads() -> None:
         compose.compose(["task=serve_13b", *wide, "parallel.tp=4", "model.num_query_groups=10"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_server_gets_its_own_options_for_tensor_parallelism_and_memory(server: str) -> None:
     block = serving.planned(f"server={server}", "precision=bf16").config.task.serving

@@ -51,6 +51,7 @@ def test_several_values_are_outside_of_brackets_and_quotes(value: str, several: 
     assert overrides.has_several(value) == several
 
 
+@pytest.mark.long
 def test_an_old_name_is_no_unknown_one() -> None:
     overrides.check(["task=pretrain_7b_apart", "recipe.max_steps=3", "hydra.verbose=true"])
     with pytest.raises(ConfigError, match="recipe.max_steps was renamed to task.training.max_steps"):

@@ -87,6 +87,7 @@ def test_every_task_can_be_timed_with_random_weights(task: str) -> None:
     assert (plan.base_dir, plan.data_dir, [command.name for command in plan.commands][-1]) == (None, None, "trial 0")
 
 
+@pytest.mark.long
 def test_70b_trains_whole_in_fp8_on_a_node_and_13b_on_one_gpu_with_moments_in_host_memory() -> None:
     assert planned(config_of("pretrain_70b"), 1, 8, precision=Precision.fp8).memory.fits
     thirteen = config_of("pretrain_13b")
@@ -95,6 +96,7 @@ def test_70b_trains_whole_in_fp8_on_a_node_and_13b_on_one_gpu_with_moments_in_ho
     assert plan.memory.fits and plan.cost and plan.cost.step_s > 8 * plan.memory.parameters / 55e9
 
 
+@pytest.mark.long
 def test_quantized_training_means_adapters_on_a_frozen_base() -> None:
     """The NF4 base of 70 billion weights takes half a byte for each; only the adapters have moments."""
     config = config_of("finetune_70b_dolly")

@@ -30,6 +30,7 @@ def simulated(training_s: float, mtbf_s: float, interval_s: float, seed: int, ru
     return np.array(totals)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_nodes", [128, 512, 2048])
 def test_the_closed_form_agrees_with_a_simulation(num_nodes: int) -> None:
     planned = failures.schedule(10 * 86400, num_nodes, META)

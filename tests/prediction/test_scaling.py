@@ -69,6 +69,7 @@ def test_more_nodes_give_more_speed_and_every_number_an_interval(stack: StackNam
     assert first and last and scaling.points[-1].efficiency == pytest.approx(last.value / first.value)
 
 
+@pytest.mark.long
 def test_one_node_has_the_estimate_of_the_plan_and_the_wait_for_the_slowest_gpu() -> None:
     plan = compose.compose([*LORA, "cluster.num_nodes=1"])
     (point,) = scale.predict(plan.config, [1], stack=StackName.runstop).points

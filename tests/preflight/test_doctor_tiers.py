@@ -101,6 +101,7 @@ def test_the_doctor_runs_the_requested_tier_if_it_can(cluster: Cluster, monkeypa
     )
 
 
+@pytest.mark.long
 def test_each_tier_up_to_the_requested_one_is_checked(cluster: Cluster) -> None:
     lines = list[str]()
     cluster.facts = [rank(0, world_size=1)]
@@ -139,6 +140,7 @@ def test_no_job_is_started_after_an_error(cluster: Cluster) -> None:
     assert [one.unknown for one in forced] == [""] and len(cluster.folders) == 1
 
 
+@pytest.mark.long
 def test_all_nodes_are_measured_and_the_option_to_exclude_slow_ones_is_printed(cluster: Cluster) -> None:
     cluster.facts = [rank(0, world_size=2), rank(1, world_size=2)]
     cluster.health = health_report(

@@ -165,6 +165,7 @@ def test_missing_packages_of_the_huggingface_engine_are_reported_with_a_fix(monk
     assert finding.fix.startswith("pip install 'runstop[huggingface]'; pip install flash-attn")
 
 
+@pytest.mark.long
 def test_packages_to_prepare_rows_are_required_until_the_rows_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -358,6 +358,7 @@ def test_only_folders_that_a_run_prepares_may_be_deleted(tmp_path: Path) -> None
     assert [fix for fix in fixes if fix.endswith(f"rm -r {rows}")]
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_known_by_its_metadata(tmp_path: Path) -> None:
     config = compose.compose([]).config
     manifest = {"model": checkpoint.model_of(config.model)}

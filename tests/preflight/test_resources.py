@@ -47,6 +47,7 @@ def test_the_base_task_needs_its_memory_too(machine: Path) -> None:
     assert rules(plan)["RUN-03"].startswith("the ranks of the base task need ")
 
 
+@pytest.mark.long
 def test_more_ranks_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HW-09" not in rules(compose(["cluster.ranks_per_node=4"]))
     assert rules(compose(["cluster.ranks_per_node=8"]))["HW-09"].startswith("8 ranks share 4 CPU cores")

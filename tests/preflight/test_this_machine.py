@@ -46,6 +46,7 @@ def short(outcomes: Iterable[Finding | str]) -> list[tuple[str, str, str] | str]
     return [one if isinstance(one, str) else (one.rule, one.what, one.where) for one in outcomes]
 
 
+@pytest.mark.long
 def test_results_need_a_writable_folder_with_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"free": 200 * 2**20}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(**free))

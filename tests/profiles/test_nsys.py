@@ -81,6 +81,7 @@ def test_a_missing_nsys_is_found_before_and_in_the_run(tmp_path: Path, monkeypat
         nsys.capture(plan)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "what"),
     [

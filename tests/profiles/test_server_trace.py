@@ -120,6 +120,7 @@ def test_kernels_of_lightllm_are_summed_as_in_tables_x_and_xi() -> None:
     assert {name.split()[0] for name in values} <= measured.UNITS.keys()
 
 
+@pytest.mark.long
 @given(st.integers(0, len(STEP) - 1), st.integers(0, len(STEP) - 1), st.integers(2, 4))
 def test_only_whole_steps_are_counted(missing: int, more: int, steps: int) -> None:
     """A profile begins and ends anywhere; a step that is cut before its first norm is still whole in its layers."""

@@ -13,6 +13,7 @@ TORCH = r"runstop's own, but heads of 96 are left to plain torch: (\d+) % more b
 MEGATRON = r"megatron-core's own, because model.norm is LayerNorm: (\d+) % more bytes .* no FP8, no 4 bits"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "row"),
     [

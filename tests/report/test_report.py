@@ -232,6 +232,7 @@ def test_differences_and_speed_ratios_of_sets(trial_set: MakeSet) -> None:
     assert "gradient_accumulation_steps" in text.partition("What differs")[2].partition("Ratio")[0]
 
 
+@pytest.mark.long
 def test_differences_of_plans_are_config_keys(trial_set: MakeSet) -> None:
     folders = [trial_set(name, [{}]) for name in ("a", "b")]
     for folder, tp in zip(folders, (1, 2), strict=True):
@@ -255,6 +256,7 @@ def test_a_folder_of_run_folders_is_a_set_for_each(trial_set: MakeSet, tmp_path:
     assert [trials.name for trials in load([tmp_path])] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_files_of_one_folder_are_one_set(trial_set: MakeSet) -> None:
     folder = trial_set("set", [{}] * 3)
     one = load([folder / "result_0.txt", folder / "result_2.txt"])

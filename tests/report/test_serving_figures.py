@@ -88,6 +88,7 @@ def test_far_limit_is_not_drawn_and_empty_figures_are_skipped(tmp_path: Path, sa
     assert serving_report.draw([failed], tmp_path, heading="h", note="n") == [] and saved_figures == {}
 
 
+@pytest.mark.long
 def test_figures_of_several_trials(tmp_path: Path, saved_figures: dict[str, Figure]) -> None:
     """8 tokens per request: 400 requests in 1 s are 3,200 tokens/s, in 32 s 100. Colours go by trial, then dashes."""
     results = [

@@ -85,6 +85,7 @@ def speed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpeedLog:
     return write
 
 
+@pytest.mark.long
 def test_flops_per_sample() -> None:
     """Llama 2 70B under LoRA, and Llama 3.1 8B pre-training with 128,000 tokens, as in NVIDIA's MLPerf configs."""
     lora70b = compose.compose(SEVENTY_B)

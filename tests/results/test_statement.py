@@ -25,6 +25,7 @@ def scipy_interval(values: list[float], confidence: float = 0.95) -> tuple[float
     return math.exp(low), math.exp(high)
 
 
+@pytest.mark.long
 @given(values=ratios, bound=bounds)
 def test_a_verdict_is_the_place_of_scipys_interval(values: list[float], bound: float) -> None:
     low, high = scipy_interval(values)
@@ -36,6 +37,7 @@ def test_a_verdict_is_the_place_of_scipys_interval(values: list[float], bound: f
     assert (interval.low, interval.high) == pytest.approx((low, high)) and decision.deciding == 0
 
 
+@pytest.mark.long
 @given(values=ratios, bound=bounds)
 def test_the_opposite_statement_has_the_opposite_verdict(values: list[float], bound: float) -> None:
     """Of the inverse ratios, and of the other side of the same bound."""

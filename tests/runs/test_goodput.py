@@ -275,6 +275,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(actions=ACTIONS)
 @settings(max_examples=in_proportion(20), deadline=None)
 def test_the_parts_add_up_to_the_wall_clock(

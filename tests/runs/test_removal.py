@@ -220,6 +220,7 @@ def test_an_interrupted_deletion_leaves_the_run_or_nothing_like_one(at: int, mon
         assert list(Path("runs").iterdir()) == []
 
 
+@pytest.mark.long
 def test_gc_takes_only_what_is_of_no_use() -> None:
     Path("runs").mkdir()
     failed = plant("failed", Ending.failed, Outcome.aborted)

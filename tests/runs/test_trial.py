@@ -120,6 +120,7 @@ def closed(folder: Path, written_log: MakeLog, number: int, **inputs: str) -> li
     return list(judged.differences)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", INPUTS)
 def test_trials_of_a_run_read_the_same_inputs(begun: Path, written_log: MakeLog, name: str) -> None:
     assert closed(begun, written_log, 0) == []
@@ -130,6 +131,7 @@ def test_trials_of_a_run_read_the_same_inputs(begun: Path, written_log: MakeLog,
     assert [entry.outcome for entry in ledger.read(begun)] == [Outcome.valid, Outcome.invalid]
 
 
+@pytest.mark.long
 def test_a_log_must_name_its_inputs(begun: Path, written_log: MakeLog, plan: Plan) -> None:
     bound = mllog.load(begun, 0)
     written_log(name="run/result_0.txt", seed=plan.trials[0].seed, binding=bound, inputs={})
@@ -138,6 +140,7 @@ def test_a_log_must_name_its_inputs(begun: Path, written_log: MakeLog, plan: Pla
     assert [what[:39] for what in judged.differences] == ["CFG-12: the log has no checksum of the " for _ in INPUTS]
 
 
+@pytest.mark.long
 def test_a_log_of_an_earlier_version_names_none(begun: Path, written_log: MakeLog, plan: Plan) -> None:
     """The ledger of its attempt has no plan; the next attempt is bound to the plan that it finds."""
     path = begun / "ledger.json"
@@ -152,6 +155,7 @@ def test_a_log_of_an_earlier_version_names_none(begun: Path, written_log: MakeLo
     assert [entry.plan_sha256 is None for entry in ledger.read(begun)] == [True, False]
 
 
+@pytest.mark.long
 def test_a_plan_that_was_edited_between_trials_is_refused(begun: Path, written_log: MakeLog) -> None:
     assert closed(begun, written_log, 0) == []
     path, plan = begun / "plan.json", plan_kinds.load(begun / "plan.json")

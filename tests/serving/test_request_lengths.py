@@ -50,6 +50,7 @@ def pairs(lengths: RequestLengths) -> list[tuple[int, int]]:
 CONFIG = serving.planned().config
 
 
+@pytest.mark.long
 @given(mean=st.integers(50, 2000), sigma=st.floats(0, 0.8), seed=st.integers(0, 2**32))
 def test_the_mean_of_sampled_lengths_is_near_the_stated_one(mean: int, sigma: float, seed: int) -> None:
     assert CONFIG.task.serving is not None
@@ -63,6 +64,7 @@ def test_the_mean_of_sampled_lengths_is_near_the_stated_one(mean: int, sigma: fl
         assert abs(statistics.fmean(tokens) - mean) < 8 * error + 0.51
 
 
+@pytest.mark.long
 def test_the_lengths_depend_on_the_seed_and_on_no_other_setting(tmp_path: Path) -> None:
     source = f"task.serving.lengths.file={file_of(tmp_path, 'csv')}"
     for words in ((source,), STATED):

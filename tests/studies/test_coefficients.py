@@ -69,6 +69,7 @@ def study_result(tmp_path: Path) -> StudyResult:
     return studies.read(tmp_path / "mine-here")
 
 
+@pytest.mark.long
 def test_a_coefficient_is_of_the_best_arm_of_its_group_with_the_interval_of_paired_logarithms(tmp_path: Path) -> None:
     result = study_result(tmp_path)
     old, new = (result.row(f"A {name}").cells["step_time_coefficient"] for name in ("old", "new"))
@@ -94,6 +95,7 @@ def test_an_arm_without_a_reference_has_a_reason_and_no_coefficient(tmp_path: Pa
     assert (nowhere.value, nowhere.reason) == (None, "the study does not compare this arm with another arm")
 
 
+@pytest.mark.long
 def test_published_coefficients_are_in_the_column_of_the_measured_ones(tmp_path: Path) -> None:
     result = study_result(tmp_path)
     text = markdown(result, layout_of(result, tmp_path))

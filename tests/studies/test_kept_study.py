@@ -35,6 +35,7 @@ def times_ms() -> dict[str, list[list[float]]]:
     return {arm: [step_times_ms(FOLDER / f"{arm}.{block}/result_0.txt") for block in BLOCKS] for arm in ARMS}
 
 
+@pytest.mark.long
 def test_the_table_is_read_from_the_kept_logs(times_ms: dict[str, list[list[float]]]) -> None:
     result, report = studies.read(FOLDER), FOLDER.with_suffix(".md").read_text()
     for arm, blocks in times_ms.items():
@@ -59,6 +60,7 @@ def test_the_verdicts_are_those_of_a_paired_t_test_by_scipy(times_ms: dict[str, 
         assert f"| {one.first} / {one.second} | {100 * (one.comparison.ratio or 0) - 100:+.1f} |" in report
 
 
+@pytest.mark.long
 def test_its_date_is_that_of_the_logs_and_not_of_their_copies(tmp_path: Path) -> None:
     copied = shutil.copytree(FOLDER, tmp_path / "study")
     begun = []

@@ -73,6 +73,7 @@ def test_a_mistake_in_an_arm_is_an_error(planned: Planned, override: str, messag
         planned(f"arms: {{right: {{}}, wrong: {{overrides: [{override}]}}}}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -101,6 +102,7 @@ published: [theirs]
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "is_changed"),
     [
@@ -139,6 +141,7 @@ def test_runs_have_the_number_of_steps_of_the_study(planned: Planned) -> None:
     assert (result[2].mark, result[2].reason, result[2].runs) == (Mark.not_advisable, "no", False)
 
 
+@pytest.mark.long
 def test_the_largest_batch_is_the_largest_that_can_be_planned(planned: Planned) -> None:
     """One sample more does not fit into memory; each following one is 1/8 smaller, down to one."""
     arm = "arms: {one: {overrides: [task=lora_7b, precision=bf16]}}\n"

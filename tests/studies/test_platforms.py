@@ -90,6 +90,7 @@ def cell(result: StudyResult, platform: str, arm: str) -> Any:
     return result.row(f"{platform}: {arm}").cells["step_time"]
 
 
+@pytest.mark.long
 def test_each_platform_has_a_column_with_its_own_published_figures(tmp_path: Path) -> None:
     result = studies.platforms.merged([studies.read(folder) for folder in clusters(tmp_path)])
     (table,) = result.tables
@@ -109,6 +110,7 @@ def test_each_platform_has_a_column_with_its_own_published_figures(tmp_path: Pat
     assert publication.hardware == "Big: 8 x Big; Small with links: 8 x Small with links; Small: 8 x Small"
 
 
+@pytest.mark.long
 def test_statements_and_comparisons_are_those_of_each_platform(tmp_path: Path) -> None:
     result = studies.platforms.merged([studies.read(folder) for folder in clusters(tmp_path)])
     by_platform = {one.platform: one for one in result.statements}

@@ -74,6 +74,7 @@ def result(tmp_path: Path) -> StudyResult:
     return studies.read(tmp_path / "mine-here")
 
 
+@pytest.mark.long
 def test_a_value_is_divided_by_that_of_the_arm_with_the_reference_labels(result: StudyResult) -> None:
     cell = result.row("8 bare").cells["relative_step_time"]
     ratios = [a / b for a, b in zip(EIGHT_S, ONE_S, strict=True)]
@@ -84,6 +85,7 @@ def test_a_value_is_divided_by_that_of_the_arm_with_the_reference_labels(result:
     assert result.row("1 bare").cells["relative_step_time"].value == 1
 
 
+@pytest.mark.long
 def test_a_reduction_is_one_minus_the_ratio_with_its_interval_in_order(result: StudyResult) -> None:
     cell = result.row("8 pods").cells["faster_by"]
     ratios = [a / b for a, b in zip(ONE_S, EIGHT_S, strict=True)]
@@ -101,6 +103,7 @@ def test_an_arm_without_a_reference_has_a_reason(result: StudyResult) -> None:
     assert (never.mark, never.reason) == (Mark.no_result, "not run")
 
 
+@pytest.mark.long
 def test_a_table_is_shown_next_to_its_own_arms_and_the_labels_of_the_study_count(result: StudyResult) -> None:
     shown = {row.arm: [one.publication for one in row.published["relative_step_time"]] for row in result.rows}
     assert shown == {"1 bare": [], "1 pods": [], "8 bare": ["theirs", "elsewhere"], "8 pods": ["theirs"]}

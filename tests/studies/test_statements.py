@@ -98,6 +98,7 @@ def verdicts(result: StudyResult) -> list[StatementVerdict]:
     return [one.verdict for one in result.statements]
 
 
+@pytest.mark.long
 def test_statements_are_judged_by_the_runs(tmp_path: Path) -> None:
     result = studies.read(measured(tmp_path))
     slower, offloaded, quick, elsewhere = result.statements
@@ -113,6 +114,7 @@ def test_statements_are_judged_by_the_runs(tmp_path: Path) -> None:
     assert elsewhere.reason == "it is about H200, not NVIDIA A800 SXM 80GB"
 
 
+@pytest.mark.long
 def test_a_verdict_flips_with_the_data(tmp_path: Path) -> None:
     folder = study_folder(tmp_path)
     assert verdicts(studies.read(folder)) == [StatementVerdict.not_measured] * 4

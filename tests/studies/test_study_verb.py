@@ -48,6 +48,7 @@ def test_studies_are_listed_and_their_names_completed(study: Verb) -> None:
     assert (cli_study._names("m"), cli_study._names(""), cli_study._names("x")) == (["mine"], ["mine", "other"], [])
 
 
+@pytest.mark.long
 def test_a_dry_run_plans_the_arms_and_starts_nothing(study: Verb, ranks: Ranks, tmp_path: Path) -> None:
     code, output, _ = study("mine", "--dry-run", "--json", "--runs", 3, *paths(tmp_path))
     planned = answers.one(output)

@@ -178,6 +178,7 @@ def test_the_ranks_of_a_node_share_the_files_and_nodes_must_agree(
         inputs.check_weights(plan, no_log, Rank(0, 0, 3, "", 0))
 
 
+@pytest.mark.long
 def test_a_rank_refuses_another_plan_than_that_of_its_attempt(plan: TrainingPlan, tmp_path: Path) -> None:
     path, text = tmp_path / "plan.json", plan_kinds.dumps(plan)
     path.write_text(text)

@@ -87,6 +87,7 @@ def test_the_process_exits_with_its_program_unless_nsys_started_it(
     assert exits == ([] if under_nsys else ["exit"])
 
 
+@pytest.mark.long
 def test_points_are_measured_between_run_start_and_run_stop(
     plan: KernelsPlan, watching: list[Watch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_trial_starts_its_server_runs_two_loads_and_stops_it(
         assert sorted(sent[first:last]) == sorted(sampled[first:last])
 
 
+@pytest.mark.long
 def test_a_server_elsewhere_has_no_hardware_in_the_log(tmp_path: Path) -> None:
     with stub_server.in_a_thread("prompt") as url:
         place = ("task.serving.arrivals=[one_by_one]", *serving.elsewhere(url, tmp_path / "model"))

@@ -154,6 +154,7 @@ def test_a_server_that_ends_or_never_starts_fails_the_trial(tmp_path: Path, faul
     assert not list((folder / "rank_logs").glob("*.csv")), "an aborted trial has no rows"
 
 
+@pytest.mark.long
 def test_a_server_elsewhere_has_measurements_but_no_hardware(tmp_path: Path) -> None:
     plan, folder = loaded_here(tmp_path, "none")
     actual = read(folder)

@@ -121,6 +121,7 @@ def test_progress_at_every_line_of_every_format(name: str) -> None:
         assert now.step_time_ms == pytest.approx(result.step_time_ms.median, rel=0.02)
 
 
+@pytest.mark.long
 def test_forecast_of_evaluation_times_is_right() -> None:
     """A forecast in minutes before the first evaluation equals the actual end of the evaluations."""
     whole = trial(0.94, 0.935, 0.93, 0.927, 0.924)

@@ -218,6 +218,7 @@ def test_model_hf_needs_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         compose.compose(["model=hf", "task=lora_8b", "cluster=dgxh200"])
 
 
+@pytest.mark.long
 def test_a_shipped_model_is_compared_with_the_folder(tmp_path: Path) -> None:
     folder = model_folders.write(tmp_path / "qwen", a_model())
     with pytest.raises(ConfigError, match="model_type is qwen3, but llama31_8b is a llama"):

@@ -94,6 +94,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.distcp"))}
 
 
+@pytest.mark.long
 def test_fused_qkv_of_mlperf_becomes_the_same_checkpoint(planned: Callable, tmp_path: Path) -> None:
     plan, source = planned()
     assert converted("weights", plan, source, tmp_path / "separate") == 0
@@ -142,6 +143,7 @@ def test_a_killed_conversion_resumes(planned: Callable, tmp_path: Path) -> None:
     assert sorted(p.name for p in resumed.iterdir()) == sorted(p.name for p in whole.iterdir()) and not part.exists()
 
 
+@pytest.mark.long
 def test_the_manifest_has_the_checksums(planned: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plan, source = planned(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
     assert converted("weights", plan, source) == 0

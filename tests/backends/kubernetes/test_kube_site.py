@@ -69,6 +69,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Look:
     return query
 
 
+@pytest.mark.long
 def test_a_suitable_cluster_has_no_problems(look: Look) -> None:
     api = server()
     results = look(api, planned())

@@ -190,6 +190,7 @@ SITE = (
 )
 
 
+@pytest.mark.long
 def test_each_setting_of_a_site_is_in_its_kubernetes_field() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install 'runstop[dev]'").validate
     plan = compose.compose(["task=lora70b", "cluster=kubernetes", IMAGE, *SITE])

@@ -108,6 +108,7 @@ def test_packages_that_ranks_need_are_looked_for_on_a_host() -> None:
     }
 
 
+@pytest.mark.long
 def test_a_host_whose_own_name_is_a_loopback_address_is_a_warning() -> None:
     plan, named = planned(), planned("+cluster.environment.GLOO_SOCKET_IFNAME=eth0")
     (one,) = ssh._loopback(plan, "rig0", "127.0.1.1")

@@ -100,6 +100,7 @@ def planned(*overrides: str) -> Plan:
     return compose.compose(["task=lora_tiny", "cluster=ray_test", *overrides])
 
 
+@pytest.mark.long
 def test_two_hundred_runs_cost_one_request_per_cluster(clusters: Clusters, tmp_path: Path) -> None:
     other = "http://other:8265"
     clusters.jobs |= {other: []}

@@ -92,6 +92,7 @@ def misfits(schema: dict[str, Any], value: Any, place: str) -> Iterator[str]:
                 yield f"{place}.{key} is unknown"
 
 
+@pytest.mark.long
 def test_a_rayjob_contains_the_plan_and_starts_its_driver() -> None:
     held, job = objects("lora70b_kuberay")
     plan = plan_kinds.loads(held["data"]["plan.json"])
@@ -131,6 +132,7 @@ def test_an_existing_cluster_has_no_manifest() -> None:
         manifest.text(compose.compose(["task=lora_tiny", "cluster=ray_test"]))
 
 
+@pytest.mark.long
 def test_hostile_texts_do_not_change_the_manifests_structure() -> None:
     """Each text is one unchanged value of the manifest."""
     hostile = 'x"}\n---\nkind: Pod # $(touch pwned) `x`'

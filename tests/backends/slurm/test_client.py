@@ -222,6 +222,7 @@ GPUS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", GPUS)
 def test_gpu_requests_are_compared_with_the_sites_gpus(
     case: str, site: Callable[..., list[Checked]], stub: Stub
@@ -250,6 +251,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", REFUSALS)
 def test_findings_contain_slurms_message(case: str, site: Callable[..., list[Checked]], stub: Stub) -> None:
     err, rule, text = REFUSALS[case]
@@ -279,6 +281,7 @@ def test_if_srun_aborts_on_flags_without_value_the_fix_is_the_environment(
     assert findings(site("container.flags=environment")) == []
 
 
+@pytest.mark.long
 def test_without_pyxis_its_flags_are_not_checked(site: Callable[..., list[Checked]], stub: Stub) -> None:
     stub("srun", err="srun: unrecognized option '--no-container-mount-home'\n", exit_code=1)
     checked = site()
@@ -298,6 +301,7 @@ def test_without_a_configuration_of_slurm_one_answer_says_so(site: Callable[...,
     assert "Pyxis" in unknown(site())
 
 
+@pytest.mark.long
 def test_checks_without_their_command_are_unknown(
     site: Callable[..., list[Checked]], stub: Stub, tmp_path: Path
 ) -> None:
@@ -308,6 +312,7 @@ def test_checks_without_their_command_are_unknown(
     assert [(finding.rule, finding.severity) for finding in findings(checked)] == [("SLU-04", "warning")]
 
 
+@pytest.mark.long
 def test_checks_are_unknown_if_slurm_cannot_be_reached(site: Callable[..., list[Checked]], stub: Stub) -> None:
     for name in ("sinfo", "sacctmgr", "sbatch", "sacct", "srun"):
         stub(name, err=f"{name}: error: Unable to contact slurm controller (connect failure)\n", exit_code=1)

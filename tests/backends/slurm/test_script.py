@@ -128,6 +128,7 @@ def function(text: str, *names: str) -> str:
     return "\n".join(re.search(rf"^{name}(\(\) {{.*?(^}}|}}$)|=.*?$)", text, re.M | re.S)[0] for name in names)  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_a_script_runs_the_argv_of_its_plan() -> None:
     """Node facts, node check, prepare and trials: bash passes every argument to srun unchanged."""
     plan = printing_plan(compose.compose(["task=lora_tiny", "cluster=slurm_test", "trials=2"]))
@@ -170,6 +171,7 @@ def test_the_wait_for_a_silent_node_follows_slurmd_timeout(config: str, wait_s: 
     assert waited == f"sleep {wait_s}" and f"waits {wait_s} s" in reason and "does not respond" in reason
 
 
+@pytest.mark.long
 def test_the_local_runner_runs_the_argv_of_its_plan(tmp_path: Path) -> None:
     plan = printing_plan(compose.compose(["task=lora_tiny", "cluster=local", f"launch.folder={tmp_path}"]))
     (tmp_path / "rank_logs").mkdir()
@@ -300,6 +302,7 @@ def at(verb: str, act: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("act", "code"), [("exit 0", 0), (": >status.json; exit 1", 1)])
 def test_a_job_fails_if_its_run_is_not_valid_although_every_command_succeeded(
     tmp_path: Path, act: str, code: int
@@ -333,6 +336,7 @@ PROGRAMS = ("tasks", "node_checks")
 """The packages of the programs that ranks run."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("when", "requeues"), [("open", False), ("begin", True)])
 def test_a_job_near_its_time_limit_requeues_itself_only_after_progress(
     tmp_path: Path, when: str, requeues: bool

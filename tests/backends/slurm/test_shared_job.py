@@ -37,6 +37,7 @@ def began(job: Path) -> list[str]:
     return [Path(line).name for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.long
 def test_runs_follow_each_other_and_one_that_fails_does_not_stop_the_rest(job: Path) -> None:
     """One run was finished by an earlier start of the job, and another one fails."""
     (job.parent / "b.1/status.json").write_text("{}")

@@ -186,6 +186,7 @@ def test_facts_are_read_from_model_and_optimizer(chosen: tuple[str, ...], tmp_pa
     )
 
 
+@pytest.mark.long
 def test_recomputed_layers_offload_their_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = tiny(tmp_path, "all", f"{BLOCK}.activation_checkpointing=true", f"{BLOCK}.offload_activations=true")
     stored: list[torch.nn.Module] = []
@@ -200,6 +201,7 @@ def test_recomputed_layers_offload_their_activations(tmp_path: Path, monkeypatch
     assert len(stored) == 2 and len(passes) == 4 + 2 * 2
 
 
+@pytest.mark.long
 def test_layers_of_the_placed_model_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[torch.nn.Module] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda layer: compiled.append(layer))

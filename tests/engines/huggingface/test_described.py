@@ -192,6 +192,7 @@ def test_experts_in_mxfp4_are_dequantised_on_load(tmp_path: Path) -> None:
     assert weights(model)["model.layers.0.mlp.experts.down_proj"].std() > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["olmo2", "phi3", "qwen3_moe"])
 def test_operations_are_those_that_torch_counts(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """torch counts all keys of each query, and the plan the half that is causal; a backward pass has twice as many."""
@@ -227,6 +228,7 @@ def test_other_models_are_refused_by_name(name: str, folders: dict[str, Path], t
         plan_of(tmp_path, tmp_path, "all")
 
 
+@pytest.mark.long
 def test_a_plan_refuses_what_a_model_does_not_compute(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sdpa attention does not support Gemma2ForCausalLM"):
         plan_of(folders["gemma2"], tmp_path, "all", "engine.huggingface.attention=sdpa")

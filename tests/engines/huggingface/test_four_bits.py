@@ -58,6 +58,7 @@ def test_a_packed_linear_computes_what_bitsandbytes_does(shape: tuple[int, int],
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.long
 def test_a_base_in_4_bits_still_trains_after_an_evaluation(alone: None, tmp_path: Path) -> None:
     """bitsandbytes' linear has no gradient then on some CPUs: adapters of the first layer would not learn."""
     model = HuggingFaceEngine(tiny(tmp_path, "lora", *QLORA, *SIZES), 7).placement.model

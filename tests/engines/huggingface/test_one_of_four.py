@@ -87,6 +87,7 @@ def _chunk(whole: Tensor, rank: int) -> Tensor:
     return parts[rank] if rank < len(parts) else whole[:0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [1, 2])
 def test_hybrid_replicates_across_nodes_and_the_first_node_saves(rank: int, tmp_path: Path) -> None:
     plan = tiny(tmp_path, "all", *NODE, FSDP2)
@@ -125,6 +126,7 @@ def test_ddp_rank_saves_every_fourth_weight_and_reduces_after_the_last_micro_bat
         assert not list(tmp_path.glob("out*")), "rank 0 writes"
 
 
+@pytest.mark.long
 def test_fsdp2_reduces_after_the_last_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate shards each layer, gathers its weights again in the backward pass, and offloads them if requested."""
     options_given: list[dict[str, Any]] = []

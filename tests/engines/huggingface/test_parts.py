@@ -81,6 +81,7 @@ def test_flash_attn_is_recognised_by_its_operator() -> None:
     assert observed.attention("eager") == "flash_attention_2"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_gpus", [1, 2, 3])
 def test_balanced_uses_exactly_the_gpus_of_the_plan(num_gpus: int, tmp_path: Path) -> None:
     """Layers are in order and evenly distributed, with no weight elsewhere; `meta` and the CPU replace the GPUs."""

@@ -61,6 +61,7 @@ def saved(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.long
 def test_model_is_saved_in_shards_named_as_transformers_does(plan: Plan, saved: Path) -> None:
     index = json.loads((saved / "model.safetensors.index.json").read_text())["weight_map"]
     files = sorted(path.name for path in saved.glob("*.safetensors"))
@@ -79,6 +80,7 @@ def test_model_is_saved_in_shards_named_as_transformers_does(plan: Plan, saved: 
     assert not (saved / "left over").exists() and not saved.with_name("out.part").exists()
 
 
+@pytest.mark.long
 def test_saved_model_and_its_conversion_load_unchanged(
     plan: Plan, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_folder_with_fused_qkv_is_refused(plan: Plan, saved: Path, monkeypatch: 
         huggingface_weights.HuggingFaceFolder(saved, plan.config.model)
 
 
+@pytest.mark.long
 def test_gpt_is_saved_as_one_file_with_tied_embedding_and_its_conversion_loads(tmp_path: Path) -> None:
     engine = HuggingFaceEngine(tiny(tmp_path, "all", *GPT), 7)
     engine.save(tmp_path / "out", adapters=False)

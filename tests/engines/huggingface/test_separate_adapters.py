@@ -55,6 +55,7 @@ def base(engine: HuggingFaceEngine, plan: Plan) -> torch.nn.Module:
     return theirs(plan, {name.replace(".base_layer", ""): x for name, x in whole.items() if ".lora_" not in name})
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("targets", MODULES)
 def test_as_many_parameters_and_the_same_loss_as_with_peft(targets: str, tmp_path: Path) -> None:
@@ -76,6 +77,7 @@ def test_as_many_parameters_and_the_same_loss_as_with_peft(targets: str, tmp_pat
     assert engine.evaluate(rows) == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.long
 def test_q_and_v_begin_with_different_a_that_depend_on_the_seed(tmp_path: Path) -> None:
     plan = tiny(tmp_path, "lora", SEPARATE)
     whole = weights(HuggingFaceEngine(plan, 7).placement.model)

@@ -298,6 +298,7 @@ def test_a_plan_without_settings_for_deepspeed_is_refused(deepspeed: DeepSpeed, 
     assert deepspeed.arguments == {}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
 def test_stage_3_recomputes_layers_with_inputs_that_require_gradients(
     deepspeed: DeepSpeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,6 +173,7 @@ def test_updates_are_those_of_torch_adamw_after_clipping(precision: str, is_shar
             assert (weight == expected[name].bfloat16()).float().mean() > 0.99, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_offloaded_moments_give_bitwise_the_same_weights(monkeypatch: pytest.MonkeyPatch, moments: str) -> None:
     monkeypatch.setattr(offload, "PIECE", 1024)
@@ -257,6 +258,7 @@ def test_hand_written_fp8_passes_are_those_of_autograd(tmp_path: Path) -> None:
         torch.testing.assert_close(same[name].detach(), weight.detach(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_an_evaluation_is_the_mean_of_the_rows_means_without_dropout() -> None:
     """6 rows in batches of 4 leave two empty places; only training applies dropout to the adapters' inputs."""
     engine, rows = built("task.training.lora.dropout=0.5", "precision=fp32", "recipe.lr=1e-30"), random_rows(6)

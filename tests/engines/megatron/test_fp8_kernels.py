@@ -216,6 +216,7 @@ def test_swiglu(ops: Fp8Ops, width: int) -> None:
     check(ops.swiglu_backward_quantize(grad, saved), torch.cat(expected, dim=1))
 
 
+@pytest.mark.long
 @with_plain
 @pytest.mark.parametrize("is_fp8", [False, True], ids=["BF16", "FP8"])
 @drops
@@ -238,6 +239,7 @@ def test_add_down_gradient(ops: Fp8Ops, drop: Dropout) -> None:
     assert got.data_ptr() == grad.data_ptr()
 
 
+@pytest.mark.long
 @with_plain
 @pytest.mark.parametrize(
     ("groups", "repeats", "dim", "added"),

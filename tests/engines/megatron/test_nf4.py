@@ -94,6 +94,7 @@ def in_fp64(quantized: nf4.Nf4) -> np.ndarray:
     return (levels * absmax[:, None]).reshape(len(packed), -1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_dequantised_in_torch_and_in_triton(shape: tuple[int, int], interpreter_that_rounds: None) -> None:
     quantized = nf4.quantize(weight(shape))

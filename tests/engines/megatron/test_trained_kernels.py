@@ -257,6 +257,7 @@ def test_gelu(ops: TrainedOps, width: int, has_bias: bool) -> None:
     check(recomputed, gelu(x), most=gelu(x.amax(1)).clamp(min=0.17) if is_triton else None)
 
 
+@pytest.mark.long
 def test_column_sum(ops: TrainedOps) -> None:
     width = 300
     for x in (random_fp8(MANY, width), random(1100, width)):  # 1100: more than one round of all programs
