@@ -111,6 +111,6 @@ def unused_gpu(subject: Subject) -> Iterator[Finding]:
         "HW-03",
         f"cluster.gpu is {gpu.name}, but the ranks use no GPU, because cluster.device is cpu",
         "cluster.gpu, cluster.device",
-        fix="set cluster.device=cuda, or remove gpu@cluster.gpu",
+        fix="set cluster.device=cuda, or remove the override gpu@cluster.gpu=…",
         severity="warning",
     )

@@ -176,7 +176,9 @@ def _of_row(row: _Row, columns: Sequence[_Given], *, where: str) -> list[_Cell]:
     """Return the cells of a row, one for each column."""
     if len(row.printed) != len(columns):
         what = f"the row has {len(row.printed)} cells, but the table has {len(columns)} columns"
-        raise ConfigError(what, where=where, fix="list one cell for every column in the key `printed` of this row")
+        raise ConfigError(
+            what, where=where, fix="give the key `printed` of this row one cell for each column of the table"
+        )
     if wrong := [one.column for one in row.corrected if not 1 <= one.column <= len(columns)]:
         fix = f"set `column` in `corrected` to a number from 1 to {len(columns)}"
         raise ConfigError(

@@ -110,9 +110,9 @@ def _check_cases(study: Study, arms: list[Arm], *, where: str) -> None:
             labels = ", ".join(f"{name}: {value}" for name, value in case.match.items())
             known = sorted({f"{name}: {value}" for arm in arms for name, value in arm.labels.items()})
             raise ConfigError(
-                f"the key match of this case has the labels {labels}, but no arm of the study has these labels",
+                f"the key `match` of this case has the labels {labels}, but no arm of the study has these labels",
                 where=f"{where}: cases[{number}]",
-                fix=f"set match to labels of an arm; the arms have the labels {', '.join(known) or '(none)'}",
+                fix=f"set `match` to labels of an arm; the arms have the labels {', '.join(known) or '(none)'}",
             )
 
 

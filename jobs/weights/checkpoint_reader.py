@@ -60,7 +60,7 @@ def _enum_member(kind: Any, name: Any) -> Enum:
     if isinstance(kind, EnumType) and name in kind.__members__:
         member: Enum = kind.__members__[name]
         return member
-    raise pickle.UnpicklingError(f"the pickle refers to builtins.getattr of {kind!r:.60}, which could run code")
+    raise pickle.UnpicklingError(f"the pickle calls getattr for {kind!r:.60}, and such a call could run code")
 
 
 def require_plain(folder: Path) -> None:
