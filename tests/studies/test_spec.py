@@ -122,7 +122,7 @@ def test_a_mistake_is_reported_with_its_place(tmp_path: Path, wrong: str, messag
         (
             "model: 13B, method: [",
             "model: 13b, method: [",
-            r"match of this case has the labels model: 13b, method: .*, but no arm[\s\S]*cases\[0\]",
+            r"`match` of this case has the labels model: 13b, method: .*, but no arm[\s\S]*cases\[0\]",
         ),
         ("title: step,", "title: step, unit: s,", r"the unit of step_time is ms[\s\S]*set unit: ms"),
         (COLUMNS, "columns: []", r"the study has no columns"),
