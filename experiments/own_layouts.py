@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bench.planning.estimates.network import rate_at
 
 LAYERS, ROWS, LAUNCH_US = 80, 8, 85
-"""Layers, rows of a step, and the host's time of a launch, if several ranks share the host (SHARED_HOST in
+"""Layers, rows of a step, and the host's time of a launch, if several ranks share the host (SHARED_LAUNCH_US in
 bench/planning/estimates/step_time.py)."""
 GATHER_US = {
     2: {0.0625: 6.3, 1: 11.2, 16: 54.1, 64: 156.6, 256: 546.7},

@@ -352,5 +352,8 @@ def _facts(statuses: RunStatuses) -> tuple[str, str]:
 def _estimated_by(ranked: Sequence[Candidate]) -> str:
     if ranked[0].step_ms is None:
         return "no step is estimated, because this device has no measured rates: simpler settings come first"
-    errors = uncertainty.of_runstop(waits_for_host=False)
-    return f"{errors.num_rows} {errors.rows}, {errors.low:.2f} to {errors.high:.2f} of the estimate"
+    errors, waiting = (uncertainty.of_runstop(waits_for_host=waits) for waits in (False, True))
+    return (
+        f"{errors.num_rows} {errors.rows}, {errors.low:.2f} to {errors.high:.2f} of the estimate "
+        f"({waiting.low:.2f} to {waiting.high:.2f} if the step waits for the host)"
+    )

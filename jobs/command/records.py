@@ -166,8 +166,9 @@ class StepRecorder:
             raise BenchError(
                 f"the program ended after step {self.step:,}, but the plan has {last:,} steps",
                 where="task.training.max_steps, engine.command",
-                fix="pass the placeholder {max_steps} to the program, and let the program print its last step; or, if "
-                "hf_trainer or llama_factory prints only every Nth step, set engine.command.every_steps=N",
+                fix="pass the placeholder {max_steps} to the program, or set task.training.max_steps to the number of "
+                "steps of the program. Let the program print its last step; if hf_trainer or llama_factory prints only "
+                "every Nth step, set engine.command.every_steps=N",
                 rule="RUN-23",
             )
 

@@ -350,7 +350,10 @@ def test_a_machine_twice_as_fast_takes_half_the_time(
     rates.launch_us /= 2
     slow_s = dataclasses.asdict(estimated(config, recomputed, **axes))
     rdma = transports.load(transports.RDMA)
-    with mock.patch.object(transports, "load", return_value=replace(rdma, latency_us=rdma.latency_us / 2)):
+    with (
+        mock.patch.object(transports, "load", return_value=replace(rdma, latency_us=rdma.latency_us / 2)),
+        mock.patch.object(step_time, "SHARED_LAUNCH_US", step_time.SHARED_LAUNCH_US / 2),
+    ):
         fast_s = dataclasses.asdict(estimated(fast, recomputed, **axes))
     twice_s = {name: 2 * seconds for name, seconds in fast_s.items()}
     assert slow_s == pytest.approx(twice_s, abs=1e-8), "plans round to nine places"

@@ -121,8 +121,10 @@ def nodes(subject: Subject) -> Iterator[Finding | str]:
             return
     if large < needed:
         what = f"only {large} of {len(alive)} Ray nodes have {size}, but the run needs {needed} such nodes"
-        key = "cluster.num_nodes" if large else "cluster.ranks_per_node or cluster.ray.cpus_per_node"
-        fix = f"add nodes, or lower {key}; if an autoscaler adds nodes on demand, set launch.force=true"
+        fix = (
+            "add nodes, or lower cluster.num_nodes, cluster.ranks_per_node or cluster.ray.cpus_per_node; "
+            "if an autoscaler adds nodes on demand, set launch.force=true"
+        )
         yield broken("RAY-03", what, request.address(plan), fix=fix)
 
 

@@ -255,10 +255,12 @@ def _check_walltime(config: Config) -> None:
     job = walltime_min(config)
     if limit is not None and job is not None and job > limit:
         raise ConfigError(
-            f"the job needs {job} min, which is 5 + trials x (walltime + 5), but this cluster allows jobs of at most "
-            f"{limit} min",
+            f"the job needs {job} min (walltime and 5 min for each of its trials, and 5 min), but this cluster allows "
+            f"jobs of at most {limit} min",
             where="walltime, trials",
-            fix="lower walltime or trials, or set launch.array=true to run each trial as a separate job",
+            fix="lower walltime"
+            if config.launch.array
+            else "lower walltime or trials, or set launch.array=true to run each trial as a separate job",
         )
 
 

@@ -89,9 +89,9 @@ jobs/engines/megatron/frozen/layer.py and attention.py."""
 COLLECTIVE_LAUNCHES = 2.0
 """Host's time of a collective, with the code around it, in launches of a kernel. Source: layers with and without tp,
 docs/results/2026-11-26-four-gpus.md."""
-SHARED_HOST = 1.81
-"""Host's time of a launch where several ranks share the host, in those of one rank alone (`Rates.launch_us`): 85 us
-with two and four ranks on three hosts. The hosts differ: 67 to 96 us. Source: docs/results/2026-11-26-four-gpus.md."""
+SHARED_LAUNCH_US = 85.0
+"""Host's time of a launch where several ranks share the host: the mean with two and four ranks of H200 hosts, whose
+sessions differ (67 to 96 us). Source: docs/results/2026-11-26-four-gpus.md. One rank alone has `Rates.launch_us`."""
 
 
 def layer_collectives(world: World) -> int:
@@ -250,8 +250,10 @@ class _Step:
         linears_again = recomputed.qkv_layers + recomputed.fc1_layers
         launches += layers * forward if recomputed.full else RECOMPUTED_LINEAR * linears_again
         launches += TRAINED_ENDS if is_trained else FROZEN_ENDS
-        shared = SHARED_HOST if self.world.ranks_per_node > 1 else 1.0
-        return launches * shared * self.rates.launch_us / 1e6
+        launch_us = self.rates.launch_us
+        if self.world.ranks_per_node > 1:
+            launch_us = max(launch_us, SHARED_LAUNCH_US)
+        return launches * launch_us / 1e6
 
     def recompute_s(self, recomputed: Recomputed, layers: int) -> float:
         """Return the seconds of recomputation per micro-batch; under sp the inputs are all-gathered again."""

@@ -61,6 +61,14 @@ class Cluster:
         self.kubectl("delete", kinds, "--all", "--force", "--grace-period=0", "--ignore-not-found")
         self.kubectl("delete", "configmaps", "-l", "app.kubernetes.io/managed-by=runstop")
         until(lambda: not self.get("pods"), 60)
+        until(self.is_ready, 120)
+
+    def is_ready(self) -> bool:
+        """Return whether pods can start on every node; after an outage of the API server this takes a while."""
+        nodes = self.get("nodes")
+        conditions = [{one["type"]: one["status"] for one in node["status"]["conditions"]} for node in nodes]
+        is_tainted = any(node["spec"].get("taints") for node in nodes)
+        return not is_tainted and all(one.get("Ready") == "True" for one in conditions)
 
     def load_image(self) -> None:
         """Put the image onto the nodes; of its lower layer only what they do not have yet."""

@@ -111,7 +111,10 @@ def test_an_old_version_and_small_nodes_are_found(dashboard: Dashboard) -> None:
     dashboard.nodes = [node(CPU=2.0), node("DEAD", CPU=2.0), node(CPU=1.0)]
     results = looked(planned(), "login")
     assert results["nodes"].seen == "2 nodes, 1 of them with CPU: 2"
-    fix = "add nodes, or lower cluster.num_nodes; if an autoscaler adds nodes on demand, set launch.force=true"
+    fix = (
+        "add nodes, or lower cluster.num_nodes, cluster.ranks_per_node or cluster.ray.cpus_per_node; "
+        "if an autoscaler adds nodes on demand, set launch.force=true"
+    )
     ray = "if Ray refuses jobs, run on this machine: pip install 'ray[default]==2.9.0'"
     what = "the cluster has Ray 2.9.0, but this machine has Ray 2.60.1"
     assert findings(results) == {
