@@ -68,7 +68,8 @@ class TrialVerdict(Answer, kw_only=True, tag="runstop/verdict/1.1"):
     has_random_rows: bool
     """Whether the training data is random tokens."""
     shape_of: str | None
-    """The benchmark with the same size of steps and evaluations as the run. Only set if the run has no target."""
+    """The MLPerf benchmark whose steps and evaluations have the same size as those of the run. Only set if the run has
+    no target."""
     resumed_samples: float | None
     """The number of samples that earlier attempts trained. Null if the log has the complete trial."""
     init_s: float | None
@@ -239,7 +240,7 @@ class Score(Answer, kw_only=True, tag="runstop/score/1.0"):
     dropped_slowest: str | None
     dropped_reasons: tuple[str, ...]
     num_failed: int
-    """The number of trials that did not converge or have a rejected log."""
+    """The number of trials that did not converge, and of trials whose log was rejected."""
     olympic_min: float | None
     """The mean time to train, without the dropped fastest and slowest trials."""
     olympic_samples: float | None
@@ -401,7 +402,8 @@ class ComparedValues(msgspec.Struct, kw_only=True):
     pairing: str
     """One of: `paired by block`; `paired in order of time`; `not paired`."""
     margin: float
-    """`equivalent` means that `ratio` is significantly between 1 / (1 + margin) and 1 + margin."""
+    """The largest difference that still counts as equal, as a share. If `ratio` is significantly between
+    1 / (1 + margin) and 1 + margin, the verdict is `equivalent`."""
     confidence: float
     first: tuple[float, ...]
     """One value for each run of the first system."""

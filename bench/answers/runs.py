@@ -73,7 +73,8 @@ class Scaling(Answer, kw_only=True, tag="runstop/scaling/1.1"):
     points: tuple[dict[str, Any], ...]
     """One object for each number of nodes (`num_nodes`)."""
     pays_until: int | None
-    """The largest number of nodes at which an added GPU adds at least half of the first point's speed per GPU."""
+    """The largest number of nodes at which scaling pays. Scaling pays if each added GPU brings at least half the speed
+    that a GPU has at the smallest number of nodes."""
     intervals: tuple[dict[str, Any], ...]
     currency: str
     not_calibrated: str
@@ -181,7 +182,7 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     confidence: float
     """The confidence level of each interval."""
     regret: float | None
-    """How much longer a step takes with the settings of rank 1 than with `best`, as a share."""
+    """How much longer a step takes with the settings that have the shortest estimate than with `best`, as a share."""
     estimated_by: str
     overrides_file: str
     command: str
