@@ -11,10 +11,10 @@ by collective, number of GPUs and size.
 from dataclasses import dataclass
 
 from bench.planning.estimates.network import rate_at
+from bench.planning.estimates.step_time import SHARED_LAUNCH_US
 
-LAYERS, ROWS, LAUNCH_US = 80, 8, 85
-"""Layers, rows of a step, and the host's time of a launch, if several ranks share the host (SHARED_LAUNCH_US in
-bench/planning/estimates/step_time.py)."""
+LAYERS, ROWS = 80, 8
+"""Layers, and rows of a step."""
 GATHER_US = {
     2: {0.0625: 6.3, 1: 11.2, 16: 54.1, 64: 156.6, 256: 546.7},
     4: {0.0625: 8.8, 1: 13.5, 16: 64.2, 64: 186.1, 256: 658.0},
@@ -80,9 +80,9 @@ LAYOUTS = (
 
 
 def main() -> None:
-    print("layout     step  kernels  of these NCCL  NCCL alone  no kernel  launches at 85 us")
+    print(f"layout     step  kernels  of these NCCL  NCCL alone  no kernel  launches at {SHARED_LAUNCH_US:.0f} us")
     for one in LAYOUTS:
-        launched_s = one.layer_rows * one.launches * LAUNCH_US / 1e6
+        launched_s = one.layer_rows * one.launches * SHARED_LAUNCH_US / 1e6
         seconds = (one.step_s, one.sum_s, one.nccl_s, one.nccl_alone_s, one.step_s - one.sum_s, launched_s)
         print(one.name.ljust(9), *(f"{each:.2f}".rjust(8) for each in seconds))
     print("Seconds. 'No kernel': the step less the kernels of rank 0; below 0 where kernels run at the same time.")

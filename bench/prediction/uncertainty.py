@@ -77,7 +77,7 @@ def _own_step(config: Config, row: dict[str, str]) -> OwnStep:
     )
 
 
-HOSTS = (67 / 85, 64 / 47)
+HOSTS = (67 / step_time.SHARED_LAUNCH_US, 64 / 47)
 """The fastest and the slowest measured host, in the time of a launch that the estimate has: 67 us with several ranks,
 64 us with one rank alone. Source: docs/results/2026-11-26-four-gpus.md."""
 

@@ -241,12 +241,12 @@ class _Step:
 
         Collectives of recomputed layers are left out.
         """
-        kernels = layer_launches(self.config, self.world)
-        if not kernels:
+        of_layer = layer_launches(self.config, self.world)
+        if not of_layer:
             return 0.0
         is_trained = layer_of(self.config) is Layer.trained
         forward = TRAINED_FORWARD if is_trained else FROZEN_FORWARD
-        launches = layers * (kernels + COLLECTIVE_LAUNCHES * layer_collectives(self.world))
+        launches = layers * (of_layer + COLLECTIVE_LAUNCHES * layer_collectives(self.world))
         linears_again = recomputed.qkv_layers + recomputed.fc1_layers
         launches += layers * forward if recomputed.full else RECOMPUTED_LINEAR * linears_again
         launches += TRAINED_ENDS if is_trained else FROZEN_ENDS
