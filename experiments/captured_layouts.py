@@ -12,7 +12,8 @@ All layouts train one after the other in the same processes, one per GPU. Printe
   NCCL's run; idle: the rest of the median step.
 - kernels, and collectives with the host's microseconds for each of them (in separate steps), counted on rank 0. Only
   the collectives of runstop's own code are timed.
-- the largest difference of the losses from those of the host's launches; `repeat` has that of two equal runs.
+- the differences of the losses from those of the host's launches, each fifth step; `repeat` has those of two equal
+  runs.
 
 With two numbers of layers, the last lines have the host's time of one layer: their difference. On CPUs nothing is
 captured.
@@ -301,11 +302,17 @@ def show(plan: TrainingPlan, results: dict[str, Result]) -> None:
                 f"        GPU busy {k.busy_ms:.2f} ms, NCCL {k.nccl_ms:.2f}, idle {idle:.2f} ({idle / step:.0%}); "
                 f"{k.count} kernels, {k.memory_count} copies and memsets, {k.nccl_count} of NCCL"
             )
+        differences = [abs(a - b) for a, b in zip(expected, one.losses, strict=True)]
+        num_equal = next((step for step, difference in enumerate(differences) if difference), len(differences))
         print(
-            f"        {one.collectives} collectives called, {one.collective_us:.1f} us each; losses differ by at most "
-            f"{max(abs(a - b) for a, b in zip(expected, one.losses, strict=True)):.2e}: {one.losses[-1]:.6f}"
+            f"        {one.collectives} collectives called, {one.collective_us:.1f} us each; the first {num_equal} of "
+            f"{len(differences)} losses are equal; differences {_few(differences)}; last loss {one.losses[-1]:.6f}"
         )
     sys.stdout.flush()
+
+
+def _few(differences: Sequence[float]) -> str:
+    return " ".join(f"{difference:.1e}" for difference in [*differences[:5], *differences[5::5]])
 
 
 def show_layer(by_layers: dict[int, Result]) -> None:
