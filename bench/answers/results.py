@@ -303,7 +303,7 @@ class Trial(Answer, kw_only=True, tag="runstop/trial/1.1"):
     official: bool | None = None
     """Whether MLPerf's own checker passed. Null if MLPerf has no rules for the log."""
     counted: str | None = None
-    """Its part in the olympic mean: `counted`, `dropped: fastest`, `dropped: slowest`, or empty without a mean."""
+    """The trial in the olympic mean: `counted`, `dropped: fastest`, `dropped: slowest`, or empty without a mean."""
     why: str | None = None
     """Why the trial is not valid."""
     run_cost: float | None = None

@@ -182,7 +182,7 @@ class Tuning(Answer, kw_only=True, tag="runstop/tuning/1.0"):
     confidence: float
     """The confidence level of each interval."""
     regret: float | None
-    """How much longer a step takes with the settings that have the shortest estimate than with `best`, as a share."""
+    """With the settings of the shortest estimate: how much longer a step takes than with `best`, as a share."""
     estimated_by: str
     overrides_file: str
     command: str
