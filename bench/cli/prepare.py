@@ -87,7 +87,7 @@ def _nothing_to_prepare(config: Config) -> ConfigError:
     }
     reason = kinds.get(config.data.source, "a run generates them")
     return ConfigError(
-        f"the rows of {config.data.name} are not made from files: {reason}",
+        f"there is nothing to prepare for the rows of {config.data.name}: {reason}",
         where="data",
         fix="set data=text or data=chat with data.files; other data needs no preparation before the launch",
     )

@@ -246,7 +246,7 @@ class Writer:
             raise ConfigError(
                 "this trial already has a log, and a second start must not append to this log",
                 where=str(path),
-                fix="remove launch.folder to get a new run folder, or move the old log to another folder",
+                fix="remove the setting launch.folder to get a new run folder, or move the old log to another folder",
                 rule="CFG-05",
             ) from error
         self._lock = threading.RLock()

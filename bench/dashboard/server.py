@@ -74,4 +74,4 @@ def _bound(port: int | None) -> socket.socket:
                 fix="choose another port, or remove --port: runstop then chooses a free port",
             ) from error
         return listening
-    raise AssertionError("the last port is refused, or used")
+    raise AssertionError("the loop over the ports ended without a socket and without an error")

@@ -29,7 +29,9 @@ class _Plain(pickle.Unpickler):
     """Reads pickles of built-in containers, and refuses anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+        raise pickle.UnpicklingError(
+            f"the pickle uses {module}.{name}, but may contain only lists, dicts, texts and numbers"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ def _file(entry: Any) -> RemoteFile:
         or size < 0
         or not re.fullmatch(r"git-sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64}", checksum)
     ):
-        raise ValueError(f"no size or checksum of {entry.path!r}")
+        raise ValueError(f"the entry of {entry.path!r} has no valid size or checksum")
     return RemoteFile(path=entry.path, bytes=size, checksum=checksum)
 
 
@@ -258,7 +258,7 @@ def _refused(error: Any, kind: str, where: str, address: str, revision: str | No
     status = error.response.status_code
     log_in = "set HF_TOKEN to a token of an account that may read this repository, or run `hf auth login`"
     token = token_source()
-    sent = f"the token of {token} was sent" if token else "no token was sent"
+    sent = f"the token from {token} was sent" if token else "no token was sent"
     if isinstance(error, errors.GatedRepoError):
         what = f"the repository is gated, and access was not granted; {sent}"
         return ConfigError(what, where=where, fix=f"accept the terms on {address}; then {log_in}")
@@ -268,7 +268,7 @@ def _refused(error: Any, kind: str, where: str, address: str, revision: str | No
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return BenchError("the hub lists this file, but does not have it", where=where, fix="choose another --revision")
     if status == 401 and token and not isinstance(error, errors.RepositoryNotFoundError):
-        return ConfigError(f"the hub refuses the token of {token}", where=where, fix=f"{log_in}, or remove the token")
+        return ConfigError(f"the hub refuses the token from {token}", where=where, fix=f"{log_in}, or remove the token")
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
         other, noun = ("data", "data set") if kind == "model" else ("model", "model")
         fix = f"correct the name; if this is a {noun}, run `runstop fetch {other}`; "

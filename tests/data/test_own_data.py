@@ -272,4 +272,4 @@ def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(ConfigError, match="data.chat_template is set, but data.source=c4 does not use this key"):
         plan(tmp_path, "data=c4", "data.chat_template=a")
     assert prepare(overrides(tmp_path, "data=rows_350")) == 2
-    assert "the rows of rows_350 are not made from files: they are random tokens" in capsys.readouterr().err
+    assert "there is nothing to prepare for the rows of rows_350: they are random tokens" in capsys.readouterr().err

@@ -275,7 +275,7 @@ def test_the_token_goes_to_the_hub_alone(served: Hub, run: Run, monkeypatch: pyt
     assert f"accept the terms on {served.endpoint}/org/tiny" in err
     monkeypatch.setenv("HF_TOKEN", "denied")
     code, _, err = run("model", "org/tiny")
-    assert code == 2 and "access was not granted; the token of HF_TOKEN was sent" in err and "denied" not in err
+    assert code == 2 and "access was not granted; the token from HF_TOKEN was sent" in err and "denied" not in err
     served.requests.clear()
     monkeypatch.delenv("HF_TOKEN")
     Path("token").write_text("granted\n")

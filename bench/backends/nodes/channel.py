@@ -52,7 +52,7 @@ class Channel:
         left = memoryview(json.dumps({"kind": kind} | content).encode() + b"\n")
         with self._sending:
             if self._is_closed:
-                raise LostError("this node closed the connection")
+                raise LostError("this process has already closed the connection")
             while left:
                 try:
                     left = left[os.write(self._outgoing, left) :]
@@ -125,7 +125,7 @@ class Channel:
                     raise ValueError("the line is too long for a message")
         except BlockingIOError:
             return
-        except (OSError, ValueError):  # ValueError: not a message of a runner
+        except (OSError, ValueError):  # ValueError: not a message from runstop
             self._is_lost = True
 
     def _parse(self, line: bytes) -> None:
@@ -140,7 +140,7 @@ class Channel:
 def _message(line: bytes) -> dict[str, Any]:
     message: dict[str, Any] = json.loads(line)
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise ValueError("the line is not a message of a runner")
+        raise ValueError("the received line is not a message from runstop")
     return message
 
 

@@ -400,7 +400,7 @@ class Running:
             raise SubmitError(
                 f"{killed_ranks} during {name}",
                 where=str(self._folder / run_files.rank_output(name, min(ended))),
-                fix="find out what killed the rank: the OOM killer (see dmesg), a time limit, or a user",
+                fix="find out whether the OOM killer (see dmesg), a time limit, or a user killed the rank",
                 rule="RUN-02",
             )
         if (first := first_error(self._folder, self._command)) is not None:

@@ -262,7 +262,7 @@ def _run(job: DriverJob, plan: Plan) -> int:
                 return _close(job, plan, str(lost))
         if code != RESTART_EXIT_CODE:
             return code if (job.run / STATUS).exists() else _close(job, plan, f"the run ended with exit code {code}")
-    raise AssertionError("the runner of the last attempt requested another attempt")
+    raise AssertionError(f"the last of {plan.config.launch.attempts} allowed attempts requested one more attempt")
 
 
 def _still_needed(job: DriverJob, plan: Plan, num_lost: int) -> Plan:

@@ -220,7 +220,7 @@ def _submitted(folder: Path, job: Mapping[str, Any]) -> str:
 
 def _executor(folder: Path, known: Sequence[str]) -> executors.ScriptExecutor:
     def no_result(folder: Path) -> Any:
-        raise AssertionError("this executor cannot read results; bench.launch.submit does")
+        raise AssertionError("this executor cannot read results; to read them, use a job that bench.submit returns")
 
     return executors.ScriptExecutor(
         folder, sbatch=lambda submission: _accepted(submission, known), states=client.states, read=no_result
