@@ -16,7 +16,7 @@ from bench.errors import ConfigError, LogError, NotALogError
 from bench.mlperf import official
 from bench.mlperf.official import Verdict
 from bench.mlperf.rcp import RcpVerdict, rcp_verdict
-from bench.mlperf.result import NO_TARGET, Result, parse
+from bench.mlperf.result import Result, parse
 from bench.mlperf.trial_set import ALIKE, Trials, by_number, disagreements, findings, is_in_samples, minutes, name
 from bench.rules.finding import Finding, errors
 
@@ -86,7 +86,8 @@ def score(paths: Path | Sequence[Path], *, ruleset: str | None = None) -> Score:
     trials = judged_trials(paths, ruleset=ruleset)
     if not trials.has_target:
         fix = f"to see the speed: runstop report {shlex.quote(trials.folder)}"
-        raise LogError(f"the trials have no score: {NO_TARGET}", where=trials.folder, fix=fix)
+        what = "at least one trial has no target, so the trials have no score"
+        raise LogError(what, where=trials.folder, fix=fix)
     return score_trials(trials)
 
 

@@ -119,7 +119,7 @@ def _text(table: Traversable | Path) -> str:
 def _system(row: Mapping[str, str]) -> System:
     cells = {name: cell for name, cell in row.items() if cell and name is not None}
     if missing := [name for name in ("num_gpus", "official_minutes") if name not in cells]:
-        raise ValueError(f"it has no {' and no '.join(missing)}")
+        raise ValueError(f"the row has no value for {' or '.join(missing)}")
     values: dict[str, Any] = {name: cells.get(name, "") for name in _NAMES}
     values |= {name: int(cells[name]) if name in cells else None for name in _COUNTS}
     values |= {name: float(cells[name]) if name in cells else None for name in _NUMBERS}

@@ -140,8 +140,8 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
     hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
     if config.cluster.avoid is None and len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
         raise ConfigError(
-            f"cluster.hosts lists {len(hosts)} hosts, but the config has {NUM_NODES}={num_nodes}, and the command line "
-            "does not set this key",
+            f"cluster.hosts lists {len(hosts)} hosts, but the run would use only the first {num_nodes}, because the "
+            f"config has {NUM_NODES}={num_nodes}",
             where="cluster.hosts",
             fix=f"add {NUM_NODES}={len(hosts)} to the command line, or add {NUM_NODES}={num_nodes} to use only the "
             f"first {counted(num_nodes, 'host')}",
@@ -245,7 +245,7 @@ def with_reference_point(config: "DictConfig") -> "DictConfig":
     if missing and size not in points:
         known_sizes = ", ".join(map(str, sorted(points)))
         raise ConfigError(
-            f"recipe.{missing[0]} is not set, and {config.task.name} has no reference point for "
+            f"recipe.{missing[0]} is not set, and recipe.reference_points of {config.task.name} has no entry for "
             f"recipe.global_batch_size={size}",
             where=", ".join(f"recipe.{key}" for key in ("global_batch_size", *missing)),
             fix=f"set recipe.global_batch_size to one of {known_sizes}, or set "
@@ -534,8 +534,8 @@ def register() -> None:
             raise ConfigError(
                 f"${{oc.env:{name}}} is not allowed, because it would copy an environment variable into the plan",
                 where="a value of the config",
-                fix="write the value itself into the config, unless it is a secret; the config may read only the "
-                f"variables {', '.join(READABLE)}",
+                fix="write the value itself into the config; for a secret, write only the name of an environment "
+                f"variable or file; the config may read only the variables {', '.join(READABLE)}",
                 rule="CFG-07",
             )
         return oc.env(name, *default)

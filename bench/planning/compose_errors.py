@@ -137,7 +137,9 @@ def _wrong_choice(text: str) -> ConfigError | None:
         return UnknownChoiceError(missing[1].split("/")[-1], options, group=missing[1].rsplit("/", 1)[0])
     if "Config group override must be" in text:
         return ConfigError(
-            "a config group accepts only one choice", where="command line", fix="give one choice; --help lists all"
+            "an override sets a config group to null, a number or a boolean, but a choice is a name",
+            where="command line",
+            fix="write the name of a choice; --help lists all",
         )
     if gone := re.search(r"missing \d+ required keyword-only argument.*?: '(\w+)'", text):
         return ConfigError(
@@ -163,9 +165,10 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
     stray = re.search(r"Key '(\w+)' not in '(\w+)'", text)
     if stray and f".{stray[1]}'" not in text:  # inside the braces of key={…}: the override does not name it
         return _in_class(stray[1], stray[2], text)
-    if "'cluster.environment" in text:
+    is_override = "Could not override 'cluster.environment" in text
+    if is_override and (variable := re.search(r"cluster\.environment\.([^'\s]+)", text)):
         return ConfigError(
-            "cluster.environment does not contain this variable, so an override cannot change it",
+            f"cluster.environment does not contain {variable[1]}, so an override cannot change it",
             where="cluster.environment",
             fix="write a leading + to add the variable: +cluster.environment.NCCL_SOCKET_IFNAME=ib0",
         )
@@ -220,8 +223,8 @@ def _wrong_value(text: str, words: Sequence[str]) -> ConfigError | None:
         return ConfigError(
             text.splitlines()[0],
             where="command line",
-            fix="quote list items that contain = , or :, and quote the whole override for the shell: "
-            """'cluster.slurm.arguments=["--exclude=n1"]'""",
+            fix="quote list items that contain an equals sign, comma or colon, and quote the whole override for the "
+            """shell: 'cluster.slurm.arguments=["--exclude=n1"]'""",
         )
     return None
 
@@ -330,7 +333,7 @@ def _unquoted(override: str) -> ConfigError:
     if (after := re.search(r"[;&] ?([\w.@]+)=", value)) and config_keys.is_known(after[1]):
         words = " ".join([f"{key}={value[: after.start()]}", value[after.start() + 1 :].strip()])
         what = f"{override} is one word, but has two settings"
-        return ConfigError(what, where="command line", fix=f"separate them by a space: {words}")
+        return ConfigError(what, where="command line", fix=f"separate the two settings by a space: {words}")
     if config_keys.takes_number(key) and (plain := value.strip("'\"`")) != value:
         what = f"{override} has a quote that is not closed"
         return ConfigError(what, where="command line", fix=f"write a value such as {config_keys.example(key, plain)}")

@@ -106,7 +106,8 @@ def _make_base(base: Config) -> TrainingPlan:
         raise ConfigError(
             f"{error.what} (this error is in task={name}, which trains the base checkpoint of this task)",
             where=f"task={name}: {error.where}",
-            fix=f"change the ranks or the model so that task={name} can train {size} rows of {tokens} tokens in a step",
+            fix=f"change the number of ranks or the model: each step of task={name} must be able to train {size} rows "
+            f"of {tokens} tokens",
             rule=error.rule,
         ) from error
 

@@ -70,7 +70,7 @@ def test_the_verbs_on_finished_failed_and_running_programs(
     types("compare", first, failed, code=2)
     history = types("history", "my_program", "--folder", runs)
     assert "program train.py sha256" in history, "what changed since the previous run"
-    assert "speed only (no target set)" in types("score", first, code=1)
+    assert "at least one trial has no target" in types("score", first, code=1)
     assert re.search(r"median of (\d+) steps; p10", types("report", first)), "lines that arrive together have no time"
     assert "samples/s: no valid trial" in types("report", failed, code=1)
     assert "stopped: success" in types("watch", first, "--once")

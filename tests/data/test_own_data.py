@@ -263,7 +263,7 @@ def test_counts_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for data in ("rows_350", "tiny_report"):
         with pytest.raises(ConfigError, match="generates rows, but the number of rows .data.train_rows. is null"):
             compose.compose(overrides(tmp_path, f"data={data}", "data.train_rows=null"))
-    with pytest.raises(ConfigError, match="data.sample is set, but data.train_rows is null"):
+    with pytest.raises(ConfigError, match="data.sample needs a number of training rows, but data.train_rows is null"):
         compose.compose(overrides(tmp_path, "data.train_rows=null"))
     with pytest.raises(
         ConfigError, match="data.sample is set, but runstop cannot generate records for data.source=chat"

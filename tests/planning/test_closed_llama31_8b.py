@@ -83,7 +83,7 @@ def test_own_learning_rate_and_warm_up_replace_the_reference() -> None:
 
 def test_a_batch_size_without_reference_point_needs_both_values() -> None:
     with pytest.raises(
-        ConfigError, match="recipe.lr is not set, and .* has no reference point for recipe.global_batch_size=48"
+        ConfigError, match="recipe.lr is not set, and .* has no entry for recipe.global_batch_size=48"
     ) as refusal:
         planned("recipe.global_batch_size=48")
     assert "set recipe.global_batch_size to one of 16, 32, 64, 96, 128, or set recipe.lr and recipe.lr_warmup" in str(

@@ -255,8 +255,8 @@ def _check_walltime(config: Config) -> None:
     job = walltime_min(config)
     if limit is not None and job is not None and job > limit:
         raise ConfigError(
-            f"the job needs {job} min (walltime and 5 min for each of its trials, and 5 min), but this cluster allows "
-            f"jobs of at most {limit} min",
+            f"the job needs {job} min (walltime + 5 min for each trial, plus 5 min once), but this cluster allows jobs "
+            f"of at most {limit} min",
             where="walltime, trials",
             fix="lower walltime"
             if config.launch.array

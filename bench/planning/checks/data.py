@@ -132,9 +132,10 @@ def _check_columns(data: Data) -> None:
             )
     if data.sample is not None and data.train_rows is None:
         raise ConfigError(
-            "data.sample is set, but data.train_rows is null",
+            "data.sample needs a number of training rows, but data.train_rows is null",
             where="data.sample",
-            fix="set data.train_rows to a number; or set data.sample=null and data.files to your files",
+            fix="set data.train_rows to the number of training rows; or set data.sample=null and "
+            "data.files to your files",
         )
     if data.sample is not None and data.source not in SAMPLED:
         raise ConfigError(

@@ -21,7 +21,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"launch.profile={config.launch.profile.name} needs training steps, but this task does not train",
             where="launch.profile",
-            fix="set launch.profile=none: the log of this task has the time of each kernel without a profile, too",
+            fix="set launch.profile=none; even then, the log of this task has the time of each kernel",
         )
     _check_amounts(kernels)
     _check_tp(config)
