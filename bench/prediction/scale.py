@@ -210,9 +210,9 @@ def _check_layers(config: Config, stack: StackName) -> None:
         return
     if EngineName.megatron not in families.of_model(m).engines:
         raise ConfigError(
-            f"runstop cannot predict the steps of its own engine for {m.name}: the engine does not support this model",
+            f"runstop cannot predict steps of {m.name} with its own engine: the engine does not support this model",
             where="model, --stack",
-            fix="add --stack reference and precision=fp8 to predict NVIDIA's code instead, or choose another model",
+            fix="add --stack reference and precision=fp8 to predict steps with NVIDIA's code, or choose another model",
         )
 
 

@@ -182,7 +182,7 @@ def _check_pairs(comparison: Comparison) -> None:
             f"the runs cannot be paired: {first} has {len(comparison.first)} runs, but {second} has "
             f"{len(comparison.second)} runs",
             where=comparison.measurement,
-            fix="give both systems the same number of runs, or compare the runs without pairs",
+            fix="give both systems the same number of runs, or compare the runs without pairs (--pairing none)",
         )
 
 

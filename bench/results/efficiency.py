@@ -57,7 +57,7 @@ def coefficient(
         raise ConfigError(
             f"the efficiency coefficient cannot be computed: {comparison.reason}",
             where="values",
-            fix="give positive values, one for each run",
+            fix="give one positive value for each run of the system and of the reference",
         )
     value = geometric_mean(comparison.first) / geometric_mean(comparison.second)
     n = len(comparison.first), len(comparison.second)

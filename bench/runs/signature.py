@@ -40,7 +40,7 @@ def sign(folder: Path, key: Path) -> Path:
     if not verification.verify(folder, data).passed:
         fix = f"restore the changed files; to list them: runstop verify {short(folder)}"
         raise ConfigError(
-            "a changed run cannot be signed: files differ from the manifest, or the run has no manifest",
+            "the run cannot be signed: files differ from the manifest, or the manifest is missing",
             where=str(folder),
             fix=fix,
         )

@@ -308,7 +308,7 @@ def _check_places(table: Pivot, arms: Sequence[Arm], *, where: str) -> None:
             )
     if not first:
         raise ConfigError(
-            f"the table {table.title!r} is for arms with the labels in its key `match`, but no arm has these labels",
+            f"`match` of the table {table.title!r} has the labels {table.match}, but no arm has these labels",
             where=where,
             fix="change `match` to labels that an arm of the study has",
         )

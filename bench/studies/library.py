@@ -110,7 +110,7 @@ def _explained(message: str, path: Path, kind: type[msgspec.Struct]) -> ConfigEr
         return ConfigError(f"unknown key {unknown[1]!r}", where=where, fix=fix)
     if missing := re.search(r"missing required field `(.*)`", what):
         return ConfigError(f"the key {missing[1]} is missing", where=where, fix=f"add the key {missing[1]}")
-    return ConfigError(what.replace("`", ""), where=where, fix="write a value of the type that this message names")
+    return ConfigError(what.replace("`", ""), where=where, fix="correct this value")
 
 
 _SYNONYMS = dict.fromkeys(("repeat", "repeats", "repetitions", "trials", "seeds"), "runs")

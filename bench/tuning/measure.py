@@ -202,7 +202,7 @@ def _chosen(request: Request, config: Config, ranked: Sequence[Candidate]) -> tu
             chosen += [one] if planned.runs else []
     if not chosen:
         raise ConfigError(
-            f"no setting of this task can be planned; the reason for the last setting: {reason}",
+            f"no setting of this task can be planned; why the last setting cannot be planned: {reason}",
             where="cluster, task",
             fix="run `runstop plan` with the same task and cluster, and correct the config until this command succeeds",
         )

@@ -262,9 +262,10 @@ class MllogRecorder:
 def nothing_read(what: str) -> BenchError:
     """Return the error for a program that ended without an error, but never reported what its adapter must read."""
     return BenchError(
-        f"the program ended, but its adapter has read no {what} in its output",
+        f"the program ended, but the adapter has found no {what} in the program's output",
         where="engine.command.adapter, engine.command.patterns, engine.command.file",
-        fix="compare the lines in rank_logs/ with what the adapter reads; print to standard output, without a buffer",
+        fix="compare the lines in rank_logs/ with what the adapter reads; let the program print to standard output "
+        "without a buffer",
         rule="RUN-21",
     )
 

@@ -222,10 +222,10 @@ class RunningProgram:
         self._kept.finish()
         if left := self._child.left():
             raise BenchError(
-                f"the program ended, but processes that it started still run: {', '.join(left[:8])}",
+                f"the program ended, but some of its processes still run: {', '.join(left[:8])}",
                 where=f"{node_name()}, engine.command.argv",
-                fix="let the program wait for its processes (`wait` in a shell script), because runstop does not time "
-                "and check work in the background",
+                fix="let the program wait for its processes (`wait` in a shell script), because runstop neither times "
+                "nor checks work in the background",
                 rule="RUN-22",
             )
         if self._is_reading:

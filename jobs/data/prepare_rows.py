@@ -74,8 +74,8 @@ def _counted(config: Config, root: Path, processes: int | None) -> tuple[Path, d
         folder = Path(data_files.rows_dir(str(root), counted, vocab_size))
         if folder.exists():
             raise ConfigError(
-                "this command does not set data.train_rows, but the folder has rows of a command with "
-                f"data.train_rows={counted.train_rows}",
+                f"the folder has rows that were prepared with data.train_rows={counted.train_rows}, but this command "
+                "does not set data.train_rows",
                 where=str(folder),
                 fix=f"add data.train_rows={counted.train_rows} to this command, or delete the folder and run "
                 "the same command again",

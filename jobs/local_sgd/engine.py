@@ -112,8 +112,8 @@ class LocalSgdTraining:
             f"a group has left, and {num_rows} rows cannot be split over the other {len(self._groups.active)} groups "
             f"in micro-batches of {self._plan.batch.micro_batch_size}",
             where="recipe.global_batch_size, recipe.micro_batch_size",
-            fix="resume from a checkpoint with all groups, or set recipe.global_batch_size to a number that fewer "
-            "groups can also divide",
+            fix="resume from a checkpoint with all groups, or set recipe.global_batch_size to a number of "
+            "rows that can also be split over fewer groups",
             rule="RUN-19",
         )
 

@@ -145,7 +145,7 @@ def opened(amdsmi: ModuleType, uuids: Sequence[str]) -> list[AmdGpu]:
     for uuid in uuids:
         matches = [index for index, serial in enumerate(serials) if serial == serial_in(uuid)]
         if len(matches) != 1:
-            raise NotFoundError(f"amdsmi lists {len(matches)} GPUs with the UUID {uuid}")
+            raise NotFoundError(f"amdsmi lists {len(matches)} GPUs with the UUID {uuid}, but must list exactly one")
         gpus.append(AmdGpu(amdsmi, handles[matches[0]], matches[0]))
     return gpus
 

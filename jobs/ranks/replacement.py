@@ -53,4 +53,6 @@ class Replacement:
         times = f"{1e3 * slow.own_s:,.4g} ms of a step without waiting, others {1e3 * slow.usual_s:,.4g} ms"
         what = f"{who} stayed slow ({times})"
         atomic_files.write_text(self.folder / run_files.SLOW_NODE, f"{slow.node}\nRUN-26: {what}\n")
-        return BenchError(what, where=slow.node, fix="nothing: the next attempt uses a spare node", rule="RUN-26")
+        return BenchError(
+            what, where=slow.node, fix="no action is needed: the next attempt uses a spare node", rule="RUN-26"
+        )

@@ -83,7 +83,7 @@ def _prompt(own: Tokenizer, words: list[str], num_tokens: int, generator: random
         if len(ids) == num_tokens and own.encode(own.decode(ids)).ids == ids:
             return text
     raise ConfigError(
-        f"no random prompt has {num_tokens} tokens before and after decoding and encoding ({TRIES} attempts)",
+        f"none of {TRIES} random prompts has {num_tokens} tokens and keeps them when it is decoded and encoded again",
         where=WHERE,
         fix="change task.serving.tokens_in or task.serving.lengths, or set another tokenizer",
     )

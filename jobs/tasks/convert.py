@@ -90,7 +90,7 @@ def _rows_of_files(plan: TrainingPlan, args: argparse.Namespace) -> str:
     if args.source is not None:
         fix = "remove SOURCE and FOLDER from the command"
         raise ConfigError(
-            "SOURCE and FOLDER are given, but this plan reads data.files and writes the rows below DATADIR",
+            "SOURCE and FOLDER are given, but this plan already sets the input (data.files) and the output (DATADIR)",
             where="command line",
             fix=fix,
         )

@@ -58,7 +58,7 @@ def sha256(path: Path) -> str:
     blob = path.resolve().name
     if re.fullmatch(r"[0-9a-f]{64}", blob) and blob != digest:
         raise ConfigError(
-            f"{path.name} is damaged: its SHA-256 is {digest}, but the cache names the file after the SHA-256 {blob}",
+            f"{path.name} is damaged: its SHA-256 is {digest}, but its name in the cache is the SHA-256 {blob}",
             where=str(path),
             fix="download the model again to an empty folder",
         )

@@ -149,7 +149,7 @@ def test_only_a_run_that_is_as_it_ended_is_signed_and_only_once(
     kept = (folder / "facts/rank_0000.json").read_text()
     edit(folder, keys)
     assert run("sign", folder, "--key", keys.alice) == 2 and not (folder / "manifest.json.sig").exists()
-    assert "a changed run cannot be signed" in capsys.readouterr().err
+    assert "the run cannot be signed: files differ from the manifest" in capsys.readouterr().err
     (folder / "facts/rank_0000.json").write_text(kept)
     assert run("sign", folder, "--key", keys.public(keys.alice).with_suffix(".txt")) == 2
     assert "this key file does not exist" in capsys.readouterr().err

@@ -35,11 +35,11 @@ FAULTS = {
     "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "RUN-20", "signal 9 (Killed)"),
     "prints NaN": ("print('step 11 loss nan', flush=True); time.sleep(600)", "RUN-05", "loss is nan at step 11"),
     "prints half a line": ("steps(11, 19); print('step 20 lo', end='')", "RUN-23", "ended after step 19"),
-    "prints nothing readable": (None, "RUN-21", "has read no training step"),
+    "prints nothing readable": (None, "RUN-21", "has found no training step"),
     "forks and leaves": (
         "os.fork() or (os.setsid(), time.sleep(600))\nsteps(11, 20)",
         "RUN-22",
-        "processes that it started still run: ",
+        "some of its processes still run: ",
     ),
     "floods": (
         "[os.write(1, b'x' * 4000 + b'\\n') for _ in range(10000)]; os.write(1, b'y' * (3 << 20) + b'\\n')\n"

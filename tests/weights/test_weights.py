@@ -310,7 +310,7 @@ def damage_config(source: Path) -> None:
         (damage_cut, "a file of the weights is incomplete or damaged"),
         (damage_missing, "1 of 2 files of the model are missing, for example model-2.safetensors"),
         (damage_twice, "is also in the file model-1.safetensors"),
-        (damage_blob, "the cache names the file after the SHA-256 0000"),
+        (damage_blob, "its name in the cache is the SHA-256 0000"),
         (damage_pickled, "the folder contains no *.safetensors"),
         (damage_config, "config.json cannot be read"),
     ],

@@ -89,7 +89,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return node_facts.loads(path.read_text(), kind)
     except _DAMAGED as error:
         raise LogError(
-            f"a file with the hardware and software of a node cannot be read: {error}",
+            f"the record of a node's hardware and software cannot be read: {error}",
             where=str(path),
-            fix="start the job again, because the nodes of the job write this file",
+            fix="start the job again: its nodes write this file",
         ) from error

@@ -153,7 +153,7 @@ def require(plan: TrainingPlan) -> None:
     except (ValueError, AssertionError, TypeError, deepspeed.runtime.config.DeepSpeedConfigError) as error:
         name = settings(plan).deepspeed_json
         raise ConfigError(
-            f"DeepSpeed rejects the plan's settings: {_reason(error)}",
+            f"DeepSpeed rejects these settings: {_reason(error)}",
             where=name or "engine.huggingface",
             fix="correct this file"
             if name
