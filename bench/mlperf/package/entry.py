@@ -11,7 +11,7 @@ from bench.contract.plan_kinds import load as load_plan
 from bench.errors import ConfigError
 from bench.mlperf.official import num_dropped
 from bench.mlperf.package.checkers import DIVISIONS
-from bench.mlperf.result import NO_TARGET, Result, parse
+from bench.mlperf.result import Result, parse
 from bench.mlperf.trial_set import by_number
 from bench.rules.finding import Finding, Severity, broken, errors
 
@@ -63,7 +63,7 @@ def read_run(folder: Path) -> Run:
     run = Run(folder, tuple(parse(path) for path in logs), load_plan(plan) if plan.is_file() else None)
     if not all(result.has_target for result in run.results):
         fix = "pack runs that have a target, such as runs with model.weights=checkpoint"
-        raise ConfigError(f"the run cannot be submitted: {NO_TARGET}", where=str(folder), fix=fix)
+        raise ConfigError("the run has no target, so it cannot be submitted", where=str(folder), fix=fix)
     if len(names := {result.benchmark for result in run.results}) > 1:
         listed = ", ".join(sorted(repr(name)[:80] for name in names))
         raise ConfigError(
