@@ -146,7 +146,9 @@ def selected(repo: Repository, request: Request) -> tuple[RemoteFile, ...]:
             raise ConfigError(what, where=repo.page, fix=fix)
     if not files:
         raise ConfigError(
-            "the repository has no files to download", where=repo.page, fix="choose another repository or another --revision"
+            "the repository has no files to download",
+            where=repo.page,
+            fix="choose another repository or another --revision",
         )
     return tuple(files)
 
