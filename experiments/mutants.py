@@ -1,10 +1,12 @@
 """How many small defects the tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
 
 Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
-its changes. Each is tried in a copy of the tree: first the tests that name its file, then those of the mirrored folder,
-then all others, up to the first failure. Tests that train or start programs are left out. A mutant whose tests take too
-long is killed, too. The JSON file keeps what is known; the same command continues, and with --retry tries the survivors
-again. A test that fails without any mutant would kill them all, and is looked for first.
+its changes. Tests that train or start programs are left out. All others run once without a mutant, while
+coverage.py records the lines that each of them executes; those that fail are left out, too. Then each mutant is tried
+in a copy of the tree, up to the first failure: first the tests that execute its statement, then those that execute
+another line of its file. A statement outside of functions is executed by an import, so the record does not show its
+tests: then all tests follow. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the
+same command continues, and with --retry tries the survivors again.
 """
 
 import argparse
@@ -13,13 +15,12 @@ import copy
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -35,7 +36,20 @@ TESTS = (
     "--hypothesis-profile=few",
 )
 """The tests of `make fast`, and those with the mark long."""
-COPIED = ("bench", "jobs", "conf", "sbatch", "manifests", "tests", "containers", "docs", "experiments", "notebooks")
+COPIED = (
+    "bench",
+    "jobs",
+    "conf",
+    "sbatch",
+    "manifests",
+    "tests",
+    "containers",
+    "docs",
+    "experiments",
+    "notebooks",
+    ".github",
+    ".ci",
+)
 INVERSES = ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot))
 COMPARISONS = dict(INVERSES) | {second: first for first, second in INVERSES}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
@@ -161,17 +175,52 @@ def sampled(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mut
     return chosen, num_equivalent
 
 
-def tried(mutant: Mutant | None, timeout_s: float, deselected: list[str]) -> str:
-    """Return the first test that fails with the mutant, or without any; else "timeout" or "survived"."""
+@dataclass(frozen=True)
+class Record:
+    """What the tests do without a mutant."""
+
+    tests: dict[str, dict[str, list[str]]]
+    """{file: {line: the tests that execute it}}"""
+    failed: list[str]
+    """Tests that fail, so that they cannot find mutants."""
+
+
+def recorded(path: Path) -> Record:
+    """Return what a file says, if it is newer than the tree; else run all tests, and write the file."""
+    sources = [source for name in COPIED for source in (ROOT / name).rglob("*.py")]
+    if path.exists() and path.stat().st_mtime > max(source.stat().st_mtime for source in sources):
+        return Record(**json.loads(path.read_text()))
+    tests_of: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
+        folder = Path(tmp) / "lines"
+        folder.mkdir()
+        tree = _copied(Path(tmp))
+        variables = {"EXECUTED_LINES": str(folder), "PYTHONPATH": f"{tree}:{Path(__file__).parent}"}
+        words = ["-p", "executed_lines", "-n", "auto", "--dist", "worksteal"]
+        failed = _failures(tree, words, None, variables)
+        for process in folder.iterdir():
+            for file, lines in json.loads(process.read_text()).items():
+                for line, tests in lines.items():
+                    tests_of[file][line] += tests
+    if not tests_of:
+        sys.exit(f"the tests did not run: {failed}")
+    path.write_text(json.dumps({"tests": tests_of, "failed": failed}))
+    return Record(tests_of, failed)
+
+
+def tried(mutant: Mutant, record: Record, timeout_s: float) -> str:
+    """Return the first test that fails with the mutant; else "timeout" or "survived"."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
         tree = _copied(Path(tmp))
-        rounds = [[str(path.relative_to(tree)) for path in sorted((tree / "tests").rglob("test_*.py"))]]
-        if mutant is not None:
-            _change(tree / mutant.file, mutant)
-            rounds = _rounds(tree, Path(mutant.file))
-        options = [f"--deselect={test}" for test in deselected]
-        outcome = (_first_failure(tree, [*options, *paths], timeout_s) for paths in rounds)
-        return next((failure for failure in outcome if failure), "survived")
+        rounds = _rounds(tree, mutant, record)
+        _change(tree / mutant.file, mutant)
+        for number, tests in enumerate(rounds):
+            words = Path(tmp) / f"round{number}"
+            words.write_text("\n".join(tests))
+            options = ["-x", *(f"--deselect={test}" for test in record.failed), f"@{words}"]
+            if failures := _failures(tree, options, timeout_s, {}):
+                return failures[0]
+        return "survived"
 
 
 def _copied(folder: Path) -> Path:
@@ -195,17 +244,37 @@ def _change(path: Path, mutant: Mutant) -> None:
     path.write_bytes(changed)
 
 
-def _rounds(tree: Path, file: Path) -> list[list[str]]:
-    """Return the test files that name the mutated file, the others of its mirrored folder, and the rest."""
-    everywhere = sorted((tree / "tests").rglob("test_*.py"))
-    mirrored = _mirrored(tree, file)
-    in_folder = [path for path in everywhere if path.is_relative_to(mirrored)]
-    named = re.compile(rf"{re.escape('.'.join(file.with_suffix('').parts))}\b")
-    stem = re.compile(rf"\b{(file.parent if file.stem == '__init__' else file).stem}\b")
-    first = [path for path in everywhere if (stem if path in in_folder else named).search(path.read_text())]
-    groups = [first, [path for path in in_folder if path not in first]]
-    groups.append([path for path in everywhere if path not in groups[0] + groups[1]])
-    return [[str(path.relative_to(tree)) for path in group] for group in groups if group]
+def _rounds(tree: Path, mutant: Mutant, record: Record) -> list[list[str]]:
+    """Return the tests to run one after the other: first those that are most likely to find the mutant."""
+    tests_of_line = {int(line): set(tests) for line, tests in record.tests.get(mutant.file, {}).items()}
+    body = ast.parse((ROOT / mutant.file).read_text())
+    inner = min(
+        (
+            node
+            for node in ast.walk(body)
+            if isinstance(node, ast.stmt) and _lines(node)[0] <= mutant.line <= _lines(node)[-1]
+        ),
+        key=lambda node: len(_lines(node)),
+    )
+    executing = set().union(*(tests_of_line.get(line, set()) for line in _lines(inner)))
+    rounds = [executing, set().union(*tests_of_line.values()) - executing]
+    folder = str(_mirrored(tree, Path(mutant.file)).relative_to(tree))
+    ordered = [sorted(tests, key=lambda test: (not test.startswith(folder), test)) for tests in rounds]
+    functions = [node for node in ast.walk(body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if not executing or not any(node.body[0].lineno <= mutant.line <= node.end_lineno for node in functions):
+        ordered.append(["tests"])
+    return [tests for tests in ordered if tests]
+
+
+def _lines(statement: ast.stmt) -> range:
+    """Return the lines of a statement; of a compound one, such as `if`, those of its head."""
+    block = getattr(statement, "body", None) or getattr(statement, "cases", None)
+    last = statement.end_lineno if not block else max(statement.lineno, _first_line(block[0]) - 1)
+    return range(statement.lineno, last + 1)
+
+
+def _first_line(node: ast.AST) -> int:
+    return min(child.lineno for child in ast.walk(node) if hasattr(child, "lineno"))
 
 
 def _mirrored(tree: Path, file: Path) -> Path:
@@ -214,9 +283,10 @@ def _mirrored(tree: Path, file: Path) -> Path:
     return next((folder for folder in folders if folder.is_dir()), tree / "tests")
 
 
-def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None:
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *TESTS, *words]
-    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+def _failures(tree: Path, words: list[str], timeout_s: float | None, variables: dict[str, str]) -> list[str]:
+    """Return the tests that fail, or why the tests ended."""
+    argv = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", *TESTS, *words]
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"} | variables
     process = subprocess.Popen(
         argv,
         cwd=tree,
@@ -229,7 +299,7 @@ def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None
     try:
         output = process.communicate(timeout=timeout_s)[0]
     except subprocess.TimeoutExpired:
-        return "timeout"
+        return ["timeout"]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -239,9 +309,9 @@ def _first_failure(tree: Path, words: list[str], timeout_s: float) -> str | None
             f"signal {-process.returncode} killed the tests, not the mutant; run the same command again to continue"
         )
     if process.returncode in (0, 5):  # 5: no test was collected
-        return None
+        return []
     failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failed[0] if failed else f"exit code {process.returncode}: {output.strip().splitlines()[-1:]}"
+    return failed or [f"exit code {process.returncode}: {output.strip().splitlines()[-1:]}"]
 
 
 def main() -> None:
@@ -252,14 +322,15 @@ def main() -> None:
     if args.list:
         print("\n".join(_row(mutant, "") for mutant in mutants))
         return
-    if not args.trust and (failed := tried(None, args.timeout, args.deselect)) != "survived":
-        sys.exit(f"without any mutant: {failed}; mend it, or leave it out with --deselect")
+    record = recorded(args.record)
+    if record.failed:
+        print("left out, because they fail without a mutant:", *record.failed, sep="\n  ", flush=True)
     known = json.loads(args.json.read_text()) if args.json.exists() else {}
 
     def end(mutant: Mutant) -> str:
         key = f"{mutant.line} {mutant.name}"
         if key not in known or (args.retry and known[key]["found"] == "survived"):
-            outcome = tried(mutant, args.timeout, args.deselect)
+            outcome = tried(mutant, record, args.timeout)
             known[key] = asdict(mutant) | {"seed": args.seed, "found": outcome}
             args.json.write_text(json.dumps(known, indent=1) + "\n")
         print(_row(mutant, known[key]["found"]), flush=True)
@@ -280,8 +351,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at the same time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for each of a mutant's rounds of tests")
     parser.add_argument("--json", type=Path, default=Path("mutants.json"), help="results so far; read and written")
-    parser.add_argument("--deselect", action="append", default=[], metavar="TEST", help="leave this test out")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutant first")
+    parser.add_argument(
+        "--record", type=Path, default=Path("executed_lines.json"), help="the lines of each test; written once"
+    )
     parser.add_argument("--retry", action="store_true", help="try the mutants that survived again")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     return parser

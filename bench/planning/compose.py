@@ -140,8 +140,8 @@ def _check_num_hosts(config: Config, overrides: Sequence[str]) -> None:
     hosts, num_nodes = config.cluster.hosts or [], config.cluster.num_nodes
     if config.cluster.avoid is None and len(hosts) > num_nodes and NUM_NODES not in map(override_key, overrides):
         raise ConfigError(
-            f"cluster.hosts lists {len(hosts)} hosts, but the run would use only the first {num_nodes}, because the "
-            f"config has {NUM_NODES}={num_nodes}",
+            f"cluster.hosts lists {len(hosts)} hosts, but the config has {NUM_NODES}={num_nodes}, and the command line "
+            "does not confirm this number",
             where="cluster.hosts",
             fix=f"add {NUM_NODES}={len(hosts)} to the command line, or add {NUM_NODES}={num_nodes} to use only the "
             f"first {counted(num_nodes, 'host')}",

@@ -53,6 +53,10 @@ def test_log_axes_have_whole_numbers_where_possible(low: float, high: float, tic
     assert set(ticks) <= set(shown) and len(shown) <= 10, shown
 
 
+def test_a_log_axis_has_no_more_ticks_than_it_needs() -> None:
+    assert labels.log_ticks(1, 10) == [1, 2, 5, 10]
+
+
 @given(st.floats(sys.float_info.min, sys.float_info.max), st.floats(1, 1e12))
 def test_ticks_are_within_their_axis(low: float, factor: float) -> None:
     high = min(low * factor, sys.float_info.max)

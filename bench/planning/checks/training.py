@@ -176,7 +176,7 @@ def _check_training(config: Config) -> None:
         )
     if training.starts_from is StartsFrom.task and training.base is None:
         raise ConfigError(
-            "task.training.starts_from is task, but task.training.base is null",
+            "task.training.starts_from has the value task, but task.training.base is null",
             where="task.training.starts_from, task.training.base",
             fix="set task.training.base to the name of the task that trains the base checkpoint",
         )

@@ -1,0 +1,41 @@
+"""A plugin of pytest: which test executes which lines? `EXECUTED_LINES=FOLDER pytest -p executed_lines -n 2`
+
+Each worker of xdist writes FOLDER/WORKER.json: {file: {line: [test, …]}}, with the files of bench/ and jobs/. The data
+of coverage.py stays in memory: tests fork, and a child would change a file of its parent.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import coverage
+import pytest
+
+SOURCES = ("bench", "jobs")
+recorder = coverage.Coverage(data_file=None, source=SOURCES, config_file=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    recorder.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    recorder.switch_context(item.nodeid)
+    yield
+    recorder.switch_context("")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    recorder.stop()
+    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
+        return
+    data = recorder.get_data()
+    lines = {
+        str(Path(file).relative_to(Path.cwd())): {
+            line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(file).items()
+        }
+        for file in data.measured_files()
+    }
+    Path(os.environ["EXECUTED_LINES"], f"{worker}.json").write_text(json.dumps(lines))
