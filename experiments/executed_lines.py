@@ -16,19 +16,16 @@ SOURCES = ("bench", "jobs")
 recorder = coverage.Coverage(data_file=None, source=SOURCES, config_file=False)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    recorder.start()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Start for each test again: a test can set a trace function of its own, which ends the recording."""
+    recorder.start()
     recorder.switch_context(item.nodeid)
     yield
-    recorder.switch_context("")
+    recorder.stop()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    recorder.stop()
     if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
         return
     data = recorder.get_data()
