@@ -244,7 +244,7 @@ def test_score_and_pack_refuse_random_weights(speed_log: SpeedLog, tmp_path: Pat
     with pytest.raises(LogError, match="at least one trial has no target"):
         score(folder)
     request = package.Request(runs=(folder,), folder=tmp_path / "package", org="example", force=True)
-    with pytest.raises(ConfigError, match="speed only"):
+    with pytest.raises(ConfigError, match="the run has no target"):
         package.pack(request)
     assert not (tmp_path / "package").exists()
 
