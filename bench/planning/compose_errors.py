@@ -165,8 +165,7 @@ def _wrong_key(error: Exception, text: str) -> ConfigError | None:
     stray = re.search(r"Key '(\w+)' not in '(\w+)'", text)
     if stray and f".{stray[1]}'" not in text:  # inside the braces of key={…}: the override does not name it
         return _in_class(stray[1], stray[2], text)
-    is_override = "Could not override 'cluster.environment" in text
-    if is_override and (variable := re.search(r"cluster\.environment\.([^'\s]+)", text)):
+    if variable := re.search(r"Could not override 'cluster\.environment\.([^'\s]+)", text):
         return ConfigError(
             f"cluster.environment does not contain {variable[1]}, so an override cannot change it",
             where="cluster.environment",

@@ -207,8 +207,8 @@ def _check_batch(config: Config, world: World) -> None:
     accumulation = r.global_batch_size // per_step
     if world.vpp > 1 and accumulation % world.pp:
         raise ConfigError(
-            f"a step has {accumulation} micro-batches, but with vpp {world.vpp} this number must be a multiple of pp, "
-            f"which is {world.pp}",
+            f"the number of micro-batches in a step is {accumulation}, but with vpp {world.vpp} it must be a multiple "
+            f"of pp, which is {world.pp}",
             where="parallel.vpp, recipe.micro_batch_size",
             fix="set parallel.vpp=1, or change recipe.micro_batch_size so that global_batch_size / (dp x "
             f"micro_batch_size) is a multiple of {world.pp}",

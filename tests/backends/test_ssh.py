@@ -66,10 +66,7 @@ def test_hosts_are_written_as_users_and_documents_write_them(text: str, host: Ho
         (["cluster.hosts=[rig0,rig0]"], "the list of hosts contains a host more than once: "),
         (["cluster.hosts=[rig0]"], "lists 1 hosts, but cluster.num_nodes is 2"),
         (["cluster.hosts=[rig0,rig1]", "cluster.num_nodes=3"], "lists 2 hosts, but cluster.num_nodes is 3"),
-        (
-            ["cluster.hosts=[rig0,rig1,rig2]"],
-            "lists 3 hosts, but the config has cluster.num_nodes=2, and",
-        ),
+        (["cluster.hosts=[rig0,rig1,rig2]"], "lists 3 hosts, but the config has cluster.num_nodes=2"),
         (["cluster.hosts=[rig0,rig0]", "cluster.num_nodes=1"], "contains a host more than once"),
         (["cluster.hosts=['rig0:2x4','rig1:1x4']", "cluster.num_nodes=3"], "lists 2 hosts"),
         (["cluster.hosts=['rig0:1x4','rig1:1x4']"], "has 4 GPUs .*, but cluster.ranks_per_node is 8"),

@@ -58,7 +58,6 @@ def test_between_reference_batch_sizes_the_mean_is_near_the_official_one(gbs: in
     """The official interpolation is of olympic means; ours is of all runs, which differs by less than 1 %."""
     known = samples_to_target(LORA, gbs)
     assert known is not None and known.kind == "interpolated"
-    assert math.fsum(share for _, share in known.shares) == pytest.approx(1, abs=1e-12)
     assert known.mean_samples == pytest.approx(mean, rel=0.01)
 
 

@@ -244,7 +244,5 @@ def test_the_interleaved_schedule_needs_a_multiple_of_the_pipeline_stages() -> N
     words = ["task=lora_tiny", "cluster=local", "cluster.ranks_per_node=4", "recipe.micro_batch_size=1"]
     words += ["parallel={tp: 1, pp: 2, vpp: 2, cp: 1, sp: false}"]
     assert compose.compose([*words, "recipe.global_batch_size=8"]).world.dp == 2
-    with pytest.raises(
-        ConfigError, match="a step has 3 micro-batches, but with vpp 2 this number must be a multiple of pp"
-    ):
+    with pytest.raises(ConfigError, match="micro-batches in a step is 3, but with vpp 2 it must be a multiple of pp"):
         compose.compose([*words, "recipe.global_batch_size=6"])
