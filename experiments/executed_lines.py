@@ -1,7 +1,8 @@
 """A plugin of pytest: which test executes which lines? `EXECUTED_LINES=FOLDER pytest -p executed_lines -n 2`
 
-Each worker of xdist writes FOLDER/WORKER.json: {file: {line: [test, …]}}, with the files of bench/ and jobs/. The data
-of coverage.py stays in memory: tests fork, and a child would change a file of its parent.
+Each worker of xdist writes FOLDER/WORKER.json: {"tests": [test, …], "lines": {file: {line: [place of a test, …]}}},
+with the files of bench/ and jobs/. The data of coverage.py stays in memory: tests fork, and a child would change a file
+of its parent.
 """
 
 import json
@@ -29,10 +30,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
         return
     data = recorder.get_data()
+    tests = sorted(data.measured_contexts() - {""})
+    place_of = {test: place for place, test in enumerate(tests)}
     lines = {
         str(Path(file).relative_to(Path.cwd())): {
-            line: [test for test in tests if test] for line, tests in data.contexts_by_lineno(file).items()
+            line: [place_of[test] for test in executing if test]
+            for line, executing in data.contexts_by_lineno(file).items()
         }
         for file in data.measured_files()
     }
-    Path(os.environ["EXECUTED_LINES"], f"{worker}.json").write_text(json.dumps(lines))
+    content = json.dumps({"tests": tests, "lines": lines})
+    Path(os.environ["EXECUTED_LINES"], f"{worker}.json").write_text(content)

@@ -179,8 +179,9 @@ def sampled(seed: int, count: int, equivalent: dict[str, str]) -> tuple[list[Mut
 class Record:
     """What the tests do without a mutant."""
 
-    tests: dict[str, dict[str, list[str]]]
-    """{file: {line: the tests that execute it}}"""
+    tests: list[str]
+    lines: dict[str, dict[str, list[int]]]
+    """{file: {line: the places in `tests` of those that execute it}}"""
     failed: list[str]
     """Tests that fail, so that they cannot find mutants."""
 
@@ -190,7 +191,8 @@ def recorded(path: Path) -> Record:
     sources = [source for name in COPIED for source in (ROOT / name).rglob("*.py")]
     if path.exists() and path.stat().st_mtime > max(source.stat().st_mtime for source in sources):
         return Record(**json.loads(path.read_text()))
-    tests_of: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    tests: list[str] = []
+    lines: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
         folder = Path(tmp) / "lines"
         folder.mkdir()
@@ -199,13 +201,16 @@ def recorded(path: Path) -> Record:
         words = ["-p", "executed_lines", "-n", "auto", "--dist", "worksteal"]
         failed = _failures(tree, words, None, variables)
         for process in folder.iterdir():
-            for file, lines in json.loads(process.read_text()).items():
-                for line, tests in lines.items():
-                    tests_of[file][line] += tests
-    if not tests_of:
+            of_worker = json.loads(process.read_text())
+            for file, executing in of_worker["lines"].items():
+                for line, places in executing.items():
+                    lines[file][line] += [len(tests) + place for place in places]
+            tests += of_worker["tests"]
+    if not tests:
         sys.exit(f"the tests did not run: {failed}")
-    path.write_text(json.dumps({"tests": tests_of, "failed": failed}))
-    return Record(tests_of, failed)
+    record = Record(tests, lines, failed)
+    path.write_text(json.dumps(asdict(record)))
+    return record
 
 
 def tried(mutant: Mutant, record: Record, timeout_s: float) -> str:
@@ -246,7 +251,10 @@ def _change(path: Path, mutant: Mutant) -> None:
 
 def _rounds(tree: Path, mutant: Mutant, record: Record) -> list[list[str]]:
     """Return the tests to run one after the other: first those that are most likely to find the mutant."""
-    tests_of_line = {int(line): set(tests) for line, tests in record.tests.get(mutant.file, {}).items()}
+    tests_of_line = {
+        int(line): {record.tests[place] for place in places}
+        for line, places in record.lines.get(mutant.file, {}).items()
+    }
     body = ast.parse((ROOT / mutant.file).read_text())
     inner = min(
         (
@@ -323,6 +331,7 @@ def main() -> None:
         print("\n".join(_row(mutant, "") for mutant in mutants))
         return
     record = recorded(args.record)
+    print(f"{len(record.tests)} tests in the record", flush=True)
     if record.failed:
         print("left out, because they fail without a mutant:", *record.failed, sep="\n  ", flush=True)
     known = json.loads(args.json.read_text()) if args.json.exists() else {}

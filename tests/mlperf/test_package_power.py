@@ -138,7 +138,7 @@ def test_readings_of_a_meter_replace_recorded_ones(run: Path) -> None:
         package.pack(request(run, PowerRequest()))
     unreadable.unlink()
     meter = run.parent / "pdu.csv"
-    lines = ["node,time_ms,power_w"]
+    lines = ["node,time_ms,power_w", "rack7,1000,0"]
     results = [parse(run / f"result_{k}.txt") for k in range(10)]
     for result in {r.run_start_ms: r for r in sorted(results, key=lambda r: r.run_stop_ms or 0)}.values():
         lines += [f"rack7,{int((result.run_start_ms or 0) + 1000 * s)},5000" for s in moments(result)]

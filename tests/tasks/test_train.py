@@ -290,6 +290,17 @@ def test_a_group_that_rejoins_after_the_last_step_only_logs_its_end(
     assert (end[2]["status"], end[2]["step"]) == ("success", plan.max_steps)
 
 
+def test_the_log_has_the_settings_of_local_sgd_and_the_facts_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    course = Course(monkeypatch, tmp_path)
+    plan = composed("task=pretrain_tiny_local_sgd", "cluster.ranks_per_node=2", "recipe.local_sgd.every_steps=25")
+    with mllog.Writer(course.path) as log:
+        train.log_facts(plan, course.engine, log)
+    ((_, groups, settings), (_, backend, _)) = course.records("local_sgd", "attention_backend")
+    assert (groups, settings["group"], settings["every_steps"], backend) == (2, 0, 25, "scripted")
+
+
 def test_the_expected_time_of_an_evaluation() -> None:
     """6 rows in batches of 4 are two batches."""
     reported: dict[str, float] = {}
