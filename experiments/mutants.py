@@ -209,7 +209,7 @@ def recorded(path: Path) -> Record:
     if not tests:
         sys.exit(f"the tests did not run: {failed}")
     record = Record(tests, lines, failed)
-    path.write_text(json.dumps(asdict(record)))
+    path.write_text(json.dumps(vars(record)))
     return record
 
 
