@@ -101,7 +101,11 @@ def explained(words: Sequence[str] = ()) -> Iterator[None]:
 
 def caused_by(error: BaseException | None) -> ConfigError | None:
     """Return the ConfigError that caused an error, such as one of a resolver."""
+    seen: set[int] = set()
     while error is not None and not isinstance(error, ConfigError):
+        if id(error) in seen:  # OmegaConf makes an error its own cause under a debugger and with OC_CAUSE=1
+            return None
+        seen.add(id(error))
         error = error.__cause__
     return error
 
@@ -120,7 +124,7 @@ def _explain(error: Exception, words: Sequence[str]) -> ConfigError | None:
     """Return the error as a ConfigError; None for one that the command line did not cause."""
     from omegaconf.errors import OmegaConfBaseException
 
-    text = "\n".join(str(e) for e in (error, error.__cause__) if e)
+    text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e))
     if known := _wrong_reference(text) or _wrong_choice(text) or _wrong_key(error, text) or _wrong_value(text, words):
         return known
     if known := _wrong_file(text):

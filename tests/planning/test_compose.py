@@ -66,6 +66,18 @@ def test_errors_are_the_same_with_and_without_the_cache(override: str) -> None:
     assert str(kept.value) == str(first.value)
 
 
+@pytest.mark.parametrize("override", ["parallel.tpp=1", "recipe.lr=fast", "recipe.local_sgd={every_step: 1}"])
+def test_errors_are_the_same_under_a_debugger(monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    """There, and with OC_CAUSE=1, an error of OmegaConf can be its own cause."""
+    errors = []
+    for keeps_causes in ("0", "1"):
+        monkeypatch.setenv("OC_CAUSE", keeps_causes)
+        with pytest.raises(ConfigError) as refused:
+            compose.compose([override])
+        errors.append(str(refused.value))
+    assert errors[0] == errors[1]
+
+
 @pytest.mark.long
 def test_a_changed_config_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "CONF", Path(shutil.copytree(compose.CONF, tmp_path / "conf")))
