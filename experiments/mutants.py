@@ -101,9 +101,12 @@ def mutants_of(file: str, text: str) -> Iterator[list[Mutant]]:
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run: no annotations, docstrings, imports, or parts of f-strings, which have no places."""
+    """Yield the nodes that run: no annotations, docstrings, imports, or parts of f-strings, which have no places.
+
+    Decorators are left out, too: most have arguments such as frozen=True, which only forbid what no code does.
+    """
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "type_params") or isinstance(node, ast.JoinedStr):
+        if name in ("annotation", "returns", "type_params", "decorator_list") or isinstance(node, ast.JoinedStr):
             continue
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or _is_text(child) or isinstance(child, ast.Import | ast.ImportFrom):
@@ -137,6 +140,8 @@ def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
         case ast.Constant(value=int(value) | float(value)):
             yield "constant", f"({value + 1!r})"
             yield "constant", f"({value - 1!r})"
+        case ast.Call(func=ast.Name(id="min" | "max")):
+            return  # the same in either order
         case ast.Call(args=[first, second, *_]) if not any(isinstance(arg, ast.Starred) for arg in (first, second)):
             new.args[:2] = second, first
             yield "swapped arguments", ast.unparse(new)

@@ -48,7 +48,7 @@ def calibrate(*, file: Path | None = None, say: Callable[[str], object] = print)
         raise ConfigError(
             "this machine has no GPU to calibrate",
             where="NVML and amdsmi",
-            fix="run this command on a machine with a GPU that nvidia-smi lists",
+            fix="run this command on a machine with a GPU that nvidia-smi lists (for AMD: amd-smi list)",
             rule="HW-03",
         )
     name = gpu_detection.file_name(gpus.gpus[0].name)
