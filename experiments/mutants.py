@@ -1,12 +1,12 @@
 """How many small defects the tests find: `python experiments/mutants.py --seed 1 --count 40 --json mutants.json`.
 
 Mutants are drawn at random from the places in bench/ and jobs/ where an operator applies: first a place, then one of
-its changes. Tests that train or start programs are left out. All others run once without a mutant, while
-coverage.py records the lines that each of them executes; those that fail are left out, too. Then each mutant is tried
-in a copy of the tree, up to the first failure: first the tests that execute its statement, then those that execute
-another line of its file. A statement outside of functions is executed by an import, so the record does not show its
-tests: then all tests follow. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the
-same command continues, and with --retry tries the survivors again.
+its changes. Tests that train are left out. Those that start no programs run once without a mutant, while coverage.py
+records the lines that each of them executes; those that fail are left out, too. Then each mutant is tried in a copy of
+the tree, up to the first failure: first the tests that execute its statement, then those that execute another line of
+its file. A statement outside of functions is executed by an import, so the record does not show its tests: then all
+tests follow. Last are those tests of the same folder that start programs. A mutant whose tests take too long is killed,
+too. The JSON file keeps what is known; the same command continues, and with --retry tries the survivors again.
 """
 
 import argparse
@@ -30,12 +30,11 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 """{"file: before -> after [in line]": "why no test can detect it"}; others replace these, and they do not count."""
 SOURCES = ("bench", "jobs")
-TESTS = (
-    "-m",
-    "not trains and not slurm and not slow and not starts and not faults",
-    "--hypothesis-profile=few",
-)
+OPTIONS = ("-p", "no:cacheprovider", "--hypothesis-profile=few")
+IN_PROCESS = ("-m", "not trains and not slurm and not slow and not starts and not faults")
 """The tests of `make fast`, and those with the mark long."""
+STARTING = ("-m", "starts and not trains and not slurm and not slow and not faults")
+"""Tests that start programs, whose lines are not recorded."""
 COPIED = (
     "bench",
     "jobs",
@@ -103,10 +102,11 @@ def mutants_of(file: str, text: str) -> Iterator[list[Mutant]]:
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that run: no annotations, docstrings, imports, or parts of f-strings, which have no places.
 
-    Decorators are left out, too: most have arguments such as frozen=True, which only forbid what no code does.
+    Options of classes are left out, too, also those of their decorators: most forbid what no code does (frozen=True).
     """
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "type_params", "decorator_list") or isinstance(node, ast.JoinedStr):
+        is_option = name == "decorator_list" or (isinstance(node, ast.ClassDef) and name == "keywords")
+        if is_option or name in ("annotation", "returns", "type_params") or isinstance(node, ast.JoinedStr):
             continue
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or _is_text(child) or isinstance(child, ast.Import | ast.ImportFrom):
@@ -203,8 +203,9 @@ def recorded(path: Path) -> Record:
         folder.mkdir()
         tree = _copied(Path(tmp))
         variables = {"EXECUTED_LINES": str(folder), "PYTHONPATH": f"{tree}:{Path(__file__).parent}"}
-        words = ["-p", "executed_lines", "-n", "auto", "--dist", "worksteal"]
-        failed = _failures(tree, words, None, variables)
+        words = ["-n", "auto", "--dist", "worksteal"]
+        failed = _failures(tree, [*IN_PROCESS, "-p", "executed_lines", *words], None, variables)
+        failed += _failures(tree, [*STARTING, *words], None, {})
         for process in folder.iterdir():
             of_worker = json.loads(process.read_text())
             for file, executing in of_worker["lines"].items():
@@ -222,12 +223,15 @@ def tried(mutant: Mutant, record: Record, timeout_s: float) -> str:
     """Return the first test that fails with the mutant; else "timeout" or "survived"."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as tmp:
         tree = _copied(Path(tmp))
-        rounds = _rounds(tree, mutant, record)
         _change(tree / mutant.file, mutant)
-        for number, tests in enumerate(rounds):
+        rounds = [(IN_PROCESS, tests) for tests in _rounds(tree, mutant, record)]
+        folder = _mirrored(tree, Path(mutant.file))
+        if folder != tree / "tests":
+            rounds.append((STARTING, [str(folder.relative_to(tree))]))
+        for number, (marks, tests) in enumerate(rounds):
             words = Path(tmp) / f"round{number}"
             words.write_text("\n".join(tests))
-            options = ["-x", *(f"--deselect={test}" for test in record.failed), f"@{words}"]
+            options = [*marks, "-x", *(f"--deselect={test}" for test in record.failed), f"@{words}"]
             if failures := _failures(tree, options, timeout_s, {}):
                 return failures[0]
         return "survived"
@@ -274,7 +278,7 @@ def _rounds(tree: Path, mutant: Mutant, record: Record) -> list[list[str]]:
     folder = str(_mirrored(tree, Path(mutant.file)).relative_to(tree))
     ordered = [sorted(tests, key=lambda test: (not test.startswith(folder), test)) for tests in rounds]
     functions = [node for node in ast.walk(body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    if not executing or not any(node.body[0].lineno <= mutant.line <= node.end_lineno for node in functions):
+    if not any(node.body[0].lineno <= mutant.line <= node.end_lineno for node in functions):
         ordered.append(["tests"])
     return [tests for tests in ordered if tests]
 
@@ -298,7 +302,7 @@ def _mirrored(tree: Path, file: Path) -> Path:
 
 def _failures(tree: Path, words: list[str], timeout_s: float | None, variables: dict[str, str]) -> list[str]:
     """Return the tests that fail, or why the tests ended."""
-    argv = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", *TESTS, *words]
+    argv = [sys.executable, "-m", "pytest", "-q", "--tb=no", *OPTIONS, *words]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"} | variables
     process = subprocess.Popen(
         argv,

@@ -189,6 +189,7 @@ REFUSED = {
     "task=lora70b cluster=dgx1 parallel.pp=1 parallel.vpp=2": "vpp is 2, which needs a pipeline of two or more stages",
     "task=lora70b cluster=dgx1 parallel.tp=4 parallel.cp=4": "replicas of tp 4 x pp 1 x cp 4 = 16",
     "task=lora70b cluster=dgx1 recipe.global_batch_size=9 recipe.micro_batch_size=2": "is 9, but must be a multiple",
+    "engine=huggingface parallel.overlap=true": "only engine=megatron supports parallel.overlap",
     "parallel.pp=2 parallel.vpp=2 recipe.micro_batch_size=8": "micro-batches in a step is 1, but with vpp 2 it must",
     "task=lora70b cluster=dgx1 recipe.eval_every_samples=4000": "but the training data has only 3901 samples",
     "task=lora70b cluster=dgx1 task.training.max_steps=100": "first evaluation .step 192. is after the last step .100.",

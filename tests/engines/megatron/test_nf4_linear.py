@@ -1,5 +1,6 @@
 """NF4 linears and their checkpoints, on one rank: saved tensors, memory of loaded tensors, and loading in parts."""
 
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.contract.checkpoint import Stored
+from bench.contract.checkpoint import MANIFEST, Stored
 from bench.errors import ConfigError
 from helpers import ranks
 
@@ -166,7 +167,11 @@ def test_adapters_of_a_peft_folder_are_those_of_the_engine(monkeypatch: pytest.M
 
 @pytest.mark.long
 def test_another_model_s_checkpoint_is_refused(base: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+    for name, precision in (("empty", None), ("eight bits", "fp8")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text(json.dumps({"precision": precision}))
+    with pytest.raises(ConfigError, match="cannot use FP8 weights"):
+        checkpoint.load(built(), tmp_path / "eight bits", adapters=False)
     for engine, folder, reason in (
         (built("model.num_layers=3"), base[0], ": .*Global shape mismatch"),
         (built(), tmp_path / "empty", ": .*/empty is not a distributed checkpoint$"),
