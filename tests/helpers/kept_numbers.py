@@ -1,0 +1,16 @@
+"""Numbers that are kept in a file, to be compared with those of today."""
+
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+
+def significant(value: Any) -> Any:
+    """Return a value with floats of seven digits, and long lists by their length, first and last item."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {name: significant(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list | tuple):
+        short = value if len(value) <= 8 else [len(value), value[0], value[-1]]
+        return [significant(each) for each in short]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
