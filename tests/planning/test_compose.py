@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from bench.errors import ConfigError
-from bench.planning import compose
+from bench.planning import compose, overrides
 
 WORDS = (
     (),
@@ -64,6 +64,27 @@ def test_errors_are_the_same_with_and_without_the_cache(override: str) -> None:
     with pytest.raises(ConfigError) as kept:
         compose.compose(["task=lora70b", "cluster=dgx2", override])
     assert str(kept.value) == str(first.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        ("trials=2 task = lora70b", "task = lora70b"),
+        ("task= lora70b trials=2", "task= lora70b"),
+        ("trials=2 task =lora70b", "task =lora70b"),
+        ("task=lora70b recipe.lr= 0.1", "recipe.lr= 0.1"),
+    ],
+)
+def test_spaces_around_the_equals_sign_are_named(words: str, pieces: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        overrides.check(words.split())
+    assert refused.value.what == f"there are spaces around = in {pieces}"
+    assert refused.value.fix == f"write {pieces.replace(' ', '')}, without spaces"
+
+
+@pytest.mark.parametrize("words", ["task=lora70b model.name=", "recipe.lr= trials=2", "recipe.lr= ~launch.stall"])
+def test_an_empty_value_is_not_taken_for_a_space(words: str) -> None:
+    overrides.check(words.split())
 
 
 @pytest.mark.parametrize("override", ["parallel.tpp=1", "recipe.lr=fast", "recipe.local_sgd={every_step: 1}"])

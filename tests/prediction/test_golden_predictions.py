@@ -1,4 +1,4 @@
-"""Predicted times of collectives, steps and whole runs: kept_predictions.txt, so that a change shows all it changes.
+"""Predicted times of collectives, steps and whole runs: golden_predictions.txt, so that a change shows all it changes.
 
 After a change on purpose, run it once with WRITE_PREDICTIONS=1, and read the difference.
 """
@@ -17,9 +17,9 @@ from bench.planning import compose
 from bench.prediction import grade, network, published, scale, search, step
 from bench.prediction.scale import StackName
 from bench.prediction.step import Layout
-from helpers.kept_numbers import significant
+from helpers.golden_numbers import significant
 
-KEPT = Path(__file__).with_name("kept_predictions.txt")
+GOLDEN = Path(__file__).with_name("golden_predictions.txt")
 COLLECTIVES = (network.all_gather_s, network.all_reduce_s, network.all_to_all_s, network.send_s)
 GROUPS = ((2, 1), (8, 1), (4, 4), (8, 8), (64, 8), (512, 8), (512, 1), (72, 36))
 """Ranks of a group, and how many of them share an NVLink domain."""
@@ -77,8 +77,8 @@ def runs() -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_predictions_are_the_kept_ones() -> None:
+def test_predictions_are_the_golden_ones() -> None:
     text = "\n".join([*collectives(), *steps(), *runs(), ""])
     if os.environ.get("WRITE_PREDICTIONS"):
-        KEPT.write_text(text)
-    assert text.split("\n") == KEPT.read_text().split("\n")
+        GOLDEN.write_text(text)
+    assert text.split("\n") == GOLDEN.read_text().split("\n")

@@ -1,4 +1,4 @@
-"""What `runstop plan` shows and estimates for each task: kept_plans.txt, so that a change shows all plans it changes.
+"""What `runstop plan` shows and estimates for each task: golden_plans.txt, so that a change shows all plans it changes.
 
 After a change on purpose, run it once with WRITE_PLANS=1, and read the difference.
 """
@@ -13,9 +13,9 @@ from bench.console import plan as plan_sheet
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
-from helpers.kept_numbers import significant
+from helpers.golden_numbers import significant
 
-KEPT = Path(__file__).with_name("kept_plans.txt")
+GOLDEN = Path(__file__).with_name("golden_plans.txt")
 CLUSTERS = ("dgx2", "dgxh200")
 LAYOUT = "parallel={{tp: {}, pp: {}, cp: {}}}"
 HUGGING_FACE = ("task=finetune_7b_dolly", "cluster=dgx1", "engine=huggingface")
@@ -60,7 +60,7 @@ def shown(plan: Plan) -> list[str]:
 
 
 @pytest.mark.long
-def test_plans_are_the_kept_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATADIR", "MODEL", "LOGDIR"):
         monkeypatch.delenv(name, raising=False)
     tasks = sorted(path.stem for path in (compose.CONF / "task").glob("*.yaml"))
@@ -74,5 +74,5 @@ def test_plans_are_the_kept_ones(monkeypatch: pytest.MonkeyPatch) -> None:
         lines += [" ".join(words), *part, ""]
     text = "\n".join(lines)
     if os.environ.get("WRITE_PLANS"):
-        KEPT.write_text(text)
-    assert text.split("\n") == KEPT.read_text().split("\n")
+        GOLDEN.write_text(text)
+    assert text.split("\n") == GOLDEN.read_text().split("\n")

@@ -1,4 +1,4 @@
-"""Numbers that are kept in a file, to be compared with those of today."""
+"""Numbers of golden files."""
 
 from dataclasses import asdict, is_dataclass
 from typing import Any

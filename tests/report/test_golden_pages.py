@@ -1,4 +1,4 @@
-"""All texts, charts and figures of a report of each kind of task: kept_pages.txt, so that a change shows its effects.
+"""All texts, charts and figures of a report of each kind of task: golden_pages.txt, so that a change shows its effects.
 
 After a change on purpose, run it once with WRITE_PAGES=1, and read the difference.
 """
@@ -19,11 +19,11 @@ from bench.planning import compose
 from bench.report import kinds
 from helpers import answers_log, kernels_log, planned_log, serving, serving_log, study_results
 from helpers.clock import Clock, turned
-from helpers.kept_numbers import significant
+from helpers.golden_numbers import significant
 from helpers.page import Page
 from helpers.planted_runs import plant
 
-KEPT = Path(__file__).with_name("kept_pages.txt")
+GOLDEN = Path(__file__).with_name("golden_pages.txt")
 KERNELS = ("attention", "gemm", "collectives", "memcpy")
 LATENCY_S: dict[str, dict[str, list[float | None]]] = {
     "burst": {"burst": [4.0, None, 16.0, 8.0, 9.5, 12.25]},
@@ -74,7 +74,7 @@ def served(folder: Path) -> Iterator[Path]:
         yield folder / arrivals
 
 
-def drawn(figure: Figure) -> list[object]:
+def described(figure: Figure) -> list[object]:
     """Return what a figure shows: its texts, and of each panel the names, limits, lines and bars."""
     panels: list[object] = [text.get_text() for text in figure.texts]
     for axes in figure.axes:
@@ -101,14 +101,14 @@ def shown(folder: Path, figures: dict[str, Figure]) -> list[str]:
             lines += [f"{path.name}: {line}" for line in re.split(r"\s*\n\s*", page.text.strip())]
             lines += [f"{path.name}, {name}: {json.dumps(significant(chart))}" for name, chart in page.charts.items()]
         elif path.suffix == ".png":
-            lines.append(f"{path.name}: {json.dumps(significant(drawn(figures[path.name])), default=str)}")
+            lines.append(f"{path.name}: {json.dumps(significant(described(figures[path.name])), default=str)}")
         else:
             lines += [f"{path.name}: {line}" for line in path.read_text().splitlines()]
     return lines
 
 
 @pytest.mark.long
-def test_pages_are_the_kept_ones(tmp_path: Path, clock: Clock) -> None:
+def test_pages_are_the_golden_ones(tmp_path: Path, clock: Clock) -> None:
     figures: dict[str, Figure] = {}
 
     def save(figure: Figure, path: Path, **_: object) -> None:
@@ -123,10 +123,10 @@ def test_pages_are_the_kept_ones(tmp_path: Path, clock: Clock) -> None:
         for name, paths in reports.items():
             kinds.load(paths).write(tmp_path / "pages" / name, title=name)
             lines += [name, *shown(tmp_path / "pages" / name, figures), ""]
-        for name, made in studies.items():
-            report.write_study(made(tmp_path / "studies" / name), tmp_path / "pages" / name)
+        for name, result in studies.items():
+            report.write_study(result(tmp_path / "studies" / name), tmp_path / "pages" / name)
             lines += [name, *shown(tmp_path / "pages" / name, figures), ""]
     text = re.sub(r"[0-9a-f]{64}", "CHECKSUM", "\n".join(lines).replace(str(tmp_path), "FOLDER"))
     if os.environ.get("WRITE_PAGES"):
-        KEPT.write_text(text)
-    assert text.split("\n") == KEPT.read_text().split("\n")
+        GOLDEN.write_text(text)
+    assert text.split("\n") == GOLDEN.read_text().split("\n")
