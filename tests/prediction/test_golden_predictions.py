@@ -40,6 +40,8 @@ SCALED = (
     (("task=llama31_8b", "cluster=dgx8"), (1, 8, 64)),
     (("task=pretrain_70b", "cluster=dgx8", "+failures@cluster.failures=meta"), (8, 64, 1024)),
     (("task=pretrain_7b", "cluster=dgxh200", "precision=fp8"), (1, 4, 32)),
+    (("task=pretrain_7b", "cluster=dgx8", "precision=fp8", "model=mixtral_8x7b"), (4, 32)),
+    (("task=pretrain_7b", "cluster=dgx8", "precision=fp8", "model=gpt_oss_20b"), (1, 8)),
 )
 
 
