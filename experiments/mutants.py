@@ -4,9 +4,9 @@ Mutants are drawn at random from the places in bench/ and jobs/ where an operato
 its changes. Tests that train are left out. Those that start no programs run once without a mutant, while coverage.py
 records the lines that each of them executes; those that fail are left out, too. Then each mutant is tried in a copy of
 the tree, up to the first failure: first the tests that execute its statement, then those that execute another line of
-its file. A statement outside of functions is executed by an import, so the record does not show its tests: then all
-tests follow. Last are those tests of the same folder that start programs. A mutant whose tests take too long is killed,
-too. The JSON file keeps what is known; the same command continues, and with --retry tries the survivors again.
+its file. If none executes it, or an import does, then all tests follow. Last are those tests of the same folder that
+start programs. A mutant whose tests take too long is killed, too. The JSON file keeps what is known; the same command
+continues, and with --retry tries the survivors again.
 """
 
 import argparse
@@ -193,8 +193,8 @@ class Record:
 
 def recorded(path: Path) -> Record:
     """Return what a file says, if it is newer than the tree; else run all tests, and write the file."""
-    sources = [source for name in COPIED for source in (ROOT / name).rglob("*.py")]
-    if path.exists() and path.stat().st_mtime > max(source.stat().st_mtime for source in sources):
+    files = [file for name in COPIED for file in (ROOT / name).rglob("*") if file.is_file() and file.suffix != ".pyc"]
+    if path.exists() and path.stat().st_mtime > max(file.stat().st_mtime for file in files):
         return Record(**json.loads(path.read_text()))
     tests: list[str] = []
     lines: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -265,20 +265,14 @@ def _rounds(tree: Path, mutant: Mutant, record: Record) -> list[list[str]]:
         for line, places in record.lines.get(mutant.file, {}).items()
     }
     body = ast.parse((ROOT / mutant.file).read_text())
-    inner = min(
-        (
-            node
-            for node in ast.walk(body)
-            if isinstance(node, ast.stmt) and _lines(node)[0] <= mutant.line <= _lines(node)[-1]
-        ),
-        key=lambda node: len(_lines(node)),
-    )
-    executing = set().union(*(tests_of_line.get(line, set()) for line in _lines(inner)))
+    around = [_lines(node) for node in ast.walk(body) if isinstance(node, ast.stmt) and mutant.line in _lines(node)]
+    inner = min(around, key=len, default=range(mutant.line, mutant.line + 1))  # the guard of a `case` has no statement
+    executing = set().union(*(tests_of_line.get(line, set()) for line in inner))
     rounds = [executing, set().union(*tests_of_line.values()) - executing]
     folder = str(_mirrored(tree, Path(mutant.file)).relative_to(tree))
     ordered = [sorted(tests, key=lambda test: (not test.startswith(folder), test)) for tests in rounds]
     functions = [node for node in ast.walk(body) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    if not any(node.body[0].lineno <= mutant.line <= node.end_lineno for node in functions):
+    if not executing or not any(node.body[0].lineno <= mutant.line <= node.end_lineno for node in functions):
         ordered.append(["tests"])
     return [tests for tests in ordered if tests]
 

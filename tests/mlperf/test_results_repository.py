@@ -16,6 +16,7 @@ from bench.mlperf.forecast import prior as priors
 from bench.mlperf.forecast.curve import reference
 from bench.mlperf.score import score
 from helpers import planned_log
+from helpers.user_tables import forget
 
 DESCRIPTION = {
     "submitter": "Example",
@@ -58,11 +59,6 @@ def repository(tmp_path: Path, kept_logs: Path, monkeypatch: pytest.MonkeyPatch)
     forget()
     yield folder
     forget()
-
-
-def forget() -> None:
-    for cached in (published.systems, published.samples_to_target, priors.counted_systems, reference):
-        cached.cache_clear()
 
 
 def entry(folder: Path) -> results_repository.Entry:

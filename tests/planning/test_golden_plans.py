@@ -13,6 +13,7 @@ from bench.console import plan as plan_sheet
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
+from helpers import user_tables
 from helpers.golden_numbers import significant
 
 GOLDEN = Path(__file__).with_name("golden_plans.txt")
@@ -61,8 +62,7 @@ def shown(plan: Plan) -> list[str]:
 
 @pytest.mark.long
 def test_plans_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DATADIR", "MODEL", "LOGDIR"):
-        monkeypatch.delenv(name, raising=False)
+    user_tables.leave_out(monkeypatch)
     tasks = sorted(path.stem for path in (compose.CONF / "task").glob("*.yaml"))
     cases = [(f"task={task}", f"cluster={cluster}") for task in tasks for cluster in CLUSTERS]
     lines = []

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -17,7 +18,7 @@ from bench import report
 from bench.contract.plan_kinds import GenerationPlan, KernelsPlan
 from bench.planning import compose
 from bench.report import kinds
-from helpers import answers_log, kernels_log, planned_log, serving, serving_log, study_results
+from helpers import answers_log, kernels_log, planned_log, serving, serving_log, study_results, user_tables
 from helpers.clock import Clock, turned
 from helpers.golden_numbers import significant
 from helpers.page import Page
@@ -34,6 +35,7 @@ LATENCY_S: dict[str, dict[str, list[float | None]]] = {
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     planned_log.without_this_machine(monkeypatch)
+    user_tables.leave_out(monkeypatch)
     return turned(monkeypatch)
 
 
@@ -67,7 +69,9 @@ def generation(folder: Path) -> Path:
 def served(folder: Path) -> Iterator[Path]:
     for arrivals, latency_s in LATENCY_S.items():
         rates = "[1,2,4]" if arrivals == "poisson" else "[]"
-        plan = serving.planned(f"task.serving.arrivals=[{arrivals}]", f"task.serving.rates={rates}")
+        plan = serving.planned(
+            "cluster.device=cpu", f"task.serving.arrivals=[{arrivals}]", f"task.serving.rates={rates}"
+        )
         latencies = dict(zip((load.name for load in plan.loads), latency_s.values(), strict=True))
         (folder / arrivals).mkdir(parents=True)
         serving_log.write(plan, folder / arrivals / "result_0.txt", latencies)
@@ -127,6 +131,7 @@ def test_pages_are_the_golden_ones(tmp_path: Path, clock: Clock) -> None:
             report.write_study(result(tmp_path / "studies" / name), tmp_path / "pages" / name)
             lines += [name, *shown(tmp_path / "pages" / name, figures), ""]
     text = re.sub(r"[0-9a-f]{64}", "CHECKSUM", "\n".join(lines).replace(str(tmp_path), "FOLDER"))
+    text = text.replace(f"runstop {version('runstop')}", "runstop VERSION")
     if os.environ.get("WRITE_PAGES"):
         GOLDEN.write_text(text)
     assert text.split("\n") == GOLDEN.read_text().split("\n")
