@@ -4,7 +4,6 @@ After a change on purpose, run it once with WRITE_PLANS=1, and read the differen
 """
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from bench.console import plan as plan_sheet
 from bench.contract.plan import Plan
 from bench.errors import ConfigError
 from bench.planning import compose
-from helpers import user_tables
-from helpers.golden_numbers import significant
+from helpers import golden, user_tables
+from helpers.golden import significant
 
 GOLDEN = Path(__file__).with_name("golden_plans.txt")
 CLUSTERS = ("dgx2", "dgxh200")
@@ -73,6 +72,4 @@ def test_plans_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
             part = [f"  refused: {line}" for line in str(error).splitlines()]
         lines += [" ".join(words), *part, ""]
     text = "\n".join(lines)
-    if os.environ.get("WRITE_PLANS"):
-        GOLDEN.write_text(text)
-    assert text.split("\n") == GOLDEN.read_text().split("\n")
+    golden.require(text, GOLDEN, variable="WRITE_PLANS")

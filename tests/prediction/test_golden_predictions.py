@@ -5,7 +5,6 @@ After a change on purpose, run it once with WRITE_PREDICTIONS=1, and read the di
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from bench.planning import compose
 from bench.prediction import grade, network, published, scale, search, step
 from bench.prediction.scale import StackName
 from bench.prediction.step import Layout
-from helpers import user_tables
-from helpers.golden_numbers import significant
+from helpers import golden, user_tables
+from helpers.golden import significant
 
 GOLDEN = Path(__file__).with_name("golden_predictions.txt")
 COLLECTIVES = (network.all_gather_s, network.all_reduce_s, network.all_to_all_s, network.send_s)
@@ -83,6 +82,4 @@ def runs() -> Iterator[str]:
 def test_predictions_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     user_tables.leave_out(monkeypatch)
     text = "\n".join([*collectives(), *steps(), *runs(), ""])
-    if os.environ.get("WRITE_PREDICTIONS"):
-        GOLDEN.write_text(text)
-    assert text.split("\n") == GOLDEN.read_text().split("\n")
+    golden.require(text, GOLDEN, variable="WRITE_PREDICTIONS")

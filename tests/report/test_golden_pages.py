@@ -4,7 +4,6 @@ After a change on purpose, run it once with WRITE_PAGES=1, and read the differen
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -18,9 +17,9 @@ from bench import report
 from bench.contract.plan_kinds import GenerationPlan, KernelsPlan
 from bench.planning import compose
 from bench.report import kinds
-from helpers import answers_log, kernels_log, planned_log, serving, serving_log, study_results, user_tables
+from helpers import answers_log, golden, kernels_log, planned_log, serving, serving_log, study_results, user_tables
 from helpers.clock import Clock, turned
-from helpers.golden_numbers import significant
+from helpers.golden import significant
 from helpers.page import Page
 from helpers.planted_runs import plant
 
@@ -132,6 +131,4 @@ def test_pages_are_the_golden_ones(tmp_path: Path, clock: Clock) -> None:
             lines += [name, *shown(tmp_path / "pages" / name, figures), ""]
     text = re.sub(r"[0-9a-f]{64}", "CHECKSUM", "\n".join(lines).replace(str(tmp_path), "FOLDER"))
     text = text.replace(f"runstop {version('runstop')}", "runstop VERSION")
-    if os.environ.get("WRITE_PAGES"):
-        GOLDEN.write_text(text)
-    assert text.split("\n") == GOLDEN.read_text().split("\n")
+    golden.require(text, GOLDEN, variable="WRITE_PAGES")

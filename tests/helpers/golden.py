@@ -1,6 +1,8 @@
-"""Numbers of golden files."""
+"""Golden files: the whole output of a command or a function, which a test compares with today's."""
 
+import os
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -14,3 +16,10 @@ def significant(value: Any) -> Any:
         short = value if len(value) <= 8 else [len(value), value[0], value[-1]]
         return [significant(each) for each in short]
     return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def require(text: str, file: Path, *, variable: str) -> None:
+    """Compare a text with a file, line by line; the environment variable writes the file first."""
+    if os.environ.get(variable):
+        file.write_text(text)
+    assert text.split("\n") == file.read_text().split("\n"), f"if this is right, run with {variable}=1 and commit"
