@@ -182,7 +182,8 @@ def _verdict(
         return StatementVerdict.does_not_hold, f"{_text(intervals[nearest])}, not {bounds.text}"
     unknown = [one for one in intervals if one.low is None]
     if unknown:
-        return StatementVerdict.undecided, f"{unknown[0].name}: {unknown[0].reason}"
+        name, reason = f"{unknown[0].name}: ", unknown[0].reason
+        return StatementVerdict.undecided, reason if reason.startswith(name) else f"{name}{reason}"
     assert nearest is not None
     low, high = intervals[nearest].low, intervals[nearest].high
     assert low is not None and high is not None

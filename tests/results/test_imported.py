@@ -18,8 +18,12 @@ VLLM = {
     "request_rate": 4.5,
     "output_throughput": 321,
     "request_throughput": 1.5,
-    **{"median_e2el_ms": 2500.0, "p99_e2el_ms": 4000, "median_ttft_ms": 125.0, "p99_ttft_ms": 250.0},
-    **{"median_tpot_ms": 12.5, "p99_tpot_ms": 50.0},
+    "median_e2el_ms": 2500.0,
+    "p99_e2el_ms": 4000,
+    "median_ttft_ms": 125.0,
+    "p99_ttft_ms": 250.0,
+    "median_tpot_ms": 12.5,
+    "p99_tpot_ms": 50.0,
 }
 OF_VLLM = Summary(
     source="vllm bench serve: org/model",
@@ -28,8 +32,12 @@ OF_VLLM = Summary(
     failed=10,
     output_throughput=321.0,
     request_throughput=1.5,
-    **{"latency_p50": 2.5, "latency_p99": 4.0, "ttft_p50": 0.125, "ttft_p99": 0.25},
-    **{"tpot_p50": 0.0125, "tpot_p99": 0.05},
+    latency_p50=2.5,
+    latency_p99=4.0,
+    ttft_p50=0.125,
+    ttft_p99=0.25,
+    tpot_p50=0.0125,
+    tpot_p99=0.05,
 )
 ONLY_COUNTED = {"completed": 90, "request_throughput": None}
 OF_COUNTED = Summary(
@@ -70,8 +78,12 @@ OF_GUIDELLM = [
         failed=2,
         output_throughput=640.0,
         request_throughput=7.5,
-        **{"latency_p50": 2.5, "latency_p99": 4.0, "ttft_p50": 0.125, "ttft_p99": 0.25},
-        **{"tpot_p50": 0.0125, "tpot_p99": 0.05},
+        latency_p50=2.5,
+        latency_p99=4.0,
+        ttft_p50=0.125,
+        ttft_p99=0.25,
+        tpot_p50=0.0125,
+        tpot_p99=0.05,
     ),
     *(
         Summary(
@@ -103,8 +115,12 @@ OF_AIPERF = Summary(
     failed=3,
     output_throughput=640.0,
     request_throughput=7.5,
-    **{"latency_p50": 2.5, "latency_p99": 4.0, "ttft_p50": 0.125, "ttft_p99": 0.25},
-    **{"tpot_p50": 0.0125, "tpot_p99": 0.05},
+    latency_p50=2.5,
+    latency_p99=4.0,
+    ttft_p50=0.125,
+    ttft_p99=0.25,
+    tpot_p50=0.0125,
+    tpot_p99=0.05,
 )
 MILLISECONDS = {
     "request_count": {"avg": 47.0},

@@ -64,7 +64,7 @@ WRONG = (
             f"measurement: step_time, at_least: 2, at_most: 1, arms: [{{first: {OF_7B}, second: {{model: 13B}}}}]",
             f"measurement: mfu, at_least: 1, arms: [{{first: {OF_7B}, second: {{model: 13B}}}}]",
             f"measurement: step_time, at_least: 1, same: [size], arms: [{{first: {OF_7B}, second: {{model: 13B}}}}]",
-            f"measurement: step_time, at_least: 1, arms: [{{first: {{size: 7B}}, second: {{model: 13B}}}}]",
+            "measurement: step_time, at_least: 1, arms: [{first: {size: 7B}, second: {model: 13B}}]",
             f"measurement: step_time, at_least: 1, arms: [{{first: {OF_7B}, second: {{size: 13B}}}}]",
             f"measurement: step_time, at_least: 1, arms: [{{first: {OF_7B}, second: {{model: 8B}}}}]",
             "measurement: step_time, at_least: 1, same: [method, arm], "
