@@ -14,7 +14,7 @@ from bench.studies import folder as folders
 from bench.studies import junit, library
 from bench.studies.folder import StoredStudy
 from helpers import golden
-from helpers.study_runs import ended, failed, valid_run
+from helpers.study_runs import failed, valid_run
 
 RESULT = Path(__file__).with_name("study_result.json")
 STUDY = """
@@ -45,8 +45,8 @@ coefficients:
 relatives:
   - {name: speedup, measurement: step_time, title: speedup, reference: {method: Naive}, same: [model],
      match: {method: [Z3, FP8]}, higher_is_better: false}
-  - {name: slower_by, measurement: time_of_steps, title: slower by, reference: {model: 7B, method: Z3}, is_reduction: true,
-     match: {model: 7B}, higher_is_better: false}
+  - {name: slower_by, measurement: time_of_steps, title: slower by, is_reduction: true,
+     reference: {model: 7B, method: Z3}, match: {model: 7B}, higher_is_better: false}
   - {name: of_own_method, measurement: time_of_steps, title: of its method, reference: {arm: 13B Naive}, same: [method],
      higher_is_better: true}
 pairs:
