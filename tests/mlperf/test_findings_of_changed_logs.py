@@ -226,7 +226,7 @@ TIMES: dict[str, dict[str, Any]] = {
 }
 
 
-def found(records: Records, path: Path) -> list[str]:
+def findings_of(records: Records, path: Path) -> list[str]:
     path.write_text("".join(f":::MLLOG {json.dumps(record)}\n" for record in records))
     return [
         f"  {one.severity} {one.rule} line {one.line}: {one.what}"
@@ -241,13 +241,13 @@ def test_the_findings_of_every_change_are_those_of_the_golden_file(tmp_path: Pat
     lines, path = [], tmp_path / "result_0.txt"
     for name, ours in (("a log of another program", False), ("our own log", True)):
         base = written(ours=ours)
-        usual = found(base, path)
+        usual = findings_of(base, path)
         lines += [f"{name}, unchanged", *usual]
-        listed = [(f"{name}: {what}", found(change(base), path)) for what, change in changes_of_clocks()]
-        listed += [(f"{name}: {what}", found(written(ours=ours, **times), path)) for what, times in TIMES.items()]
+        listed = [(f"{name}: {what}", findings_of(change(base), path)) for what, change in changes_of_clocks()]
+        listed += [(f"{name}: {what}", findings_of(written(ours=ours, **times), path)) for what, times in TIMES.items()]
         if not ours:
             changes = (*changes_of_values(), *changes_of_records())
-            listed += [(f"{name}: {what}", found(change(base), path)) for what, change in changes]
+            listed += [(f"{name}: {what}", findings_of(change(base), path)) for what, change in changes]
         for what, findings in listed:
             lines += [what, *[one for one in findings if one not in usual]]
     golden.require("\n".join(lines) + "\n", FINDINGS, variable="WRITE_FINDINGS")
@@ -270,7 +270,7 @@ def test_the_numbers_of_a_log_are_those_of_the_golden_file(tmp_path: Path) -> No
     }
     results = {}
     for name, changes in changed.items():
-        found(written(**changes), path := tmp_path / "result_0.txt")
+        findings_of(written(**changes), path := tmp_path / "result_0.txt")
         numbers = golden.significant(parse(path))
         results[name] = {key: value for key, value in numbers.items() if key not in ("file", "hyperparameters")}
     text = json.dumps(results, indent=1, ensure_ascii=False, default=str)
