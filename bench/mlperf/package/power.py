@@ -283,7 +283,7 @@ def _uncovered(nodes: dict[str, Series], start: int, stop: int, *, expected: int
                 f"the readings of node {node} have {len(gaps)} gaps of more than {MAX_GAP_S:g} s; the longest is "
                 f"{longest / 1000:.1f} s, {max(0, before - start) / 1000:.1f} s after run_start"
             )
-        elif len(series) < min(MIN_READINGS, (stop - start) / 1000):
+        elif series and len(series) < min(MIN_READINGS, (stop - start) / 1000):
             yield f"node {node} has {len(series)} readings in {(stop - start) / 1000:.1f} s"
         if stop - start < 1000 * (MIN_READINGS - 1):
             yield (
