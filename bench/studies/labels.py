@@ -37,7 +37,9 @@ def renamed(result: StudyResult, planned: Mapping[str, PlannedArm]) -> StudyResu
         title=f"{result.title}, with model {shown}",
         rows=tuple(_row(row, names, models) for row in result.rows),
         tables=tuple(_table(table, result, names, models) for table in result.tables),
-        differences=tuple(renamed_difference(one, names) for one in result.differences),
+        differences=tuple(
+            replace(renamed_difference(one, names), reason=_with_names(one.reason, names)) for one in result.differences
+        ),
         order=tuple(tuple(names.get(name, name) for name in block) for block in result.order),
         notes=(*result.notes, f"the arms ran the model {shown}, which the command line sets"),
         statements=tuple(_statement(one, names, shown) for one in result.statements),
@@ -98,11 +100,14 @@ def _statement(one: StatementResult, names: Mapping[str, str], models: str) -> S
         one,
         text=f"{one.text} (judged with model {models})",
         reason=_with_names(one.reason, names),
-        intervals=tuple(replace(each, name=_with_names(each.name, names)) for each in one.intervals),
+        intervals=tuple(
+            replace(each, name=_with_names(each.name, names), reason=_with_names(each.reason, names))
+            for each in one.intervals
+        ),
     )
 
 
 def _with_names(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with the arms renamed; a longer name goes before one that is a part of it."""
+    """Return a text with the arms renamed; a longer name goes before one that is a part of it, or of another word."""
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.sub(pattern, lambda match: names[match[0]], text)
+    return re.sub(rf"(?<!\w)(?:{pattern})(?!\w)", lambda match: names[match[0]], text)

@@ -1,6 +1,7 @@
 """The whole result of a study with an arm of every sort, as data, and the cases of its JUnit file."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from test_spec import written
 
 from bench import studies
 from bench.contract import mllog
-from bench.results.study import Mark, PlannedArm
+from bench.results.published import PublishedPlatform
+from bench.results.study import Mark, PlannedArm, Publication, Published
 from bench.studies import folder as folders
-from bench.studies import junit, library
+from bench.studies import junit, labels, library, platforms
 from bench.studies.folder import StoredStudy
 from helpers import golden
 from helpers.study_runs import failed, valid_run
@@ -176,3 +178,79 @@ def test_a_junit_file_has_a_case_for_each_arm_and_reference(study_folder: Path) 
         f"it does not converge\n  where: references of the study mine\n  fix:   {fix}"
     )
     assert references["7B Naive step_time"].details == ""
+
+
+MERGED, RENAMED = (Path(__file__).with_name(f"study_result_{how}.json") for how in ("merged", "renamed"))
+
+
+def require(result: object, file: Path, folder: Path) -> None:
+    text = json.dumps(golden.significant(result), indent=1, ensure_ascii=False, default=str)
+    golden.require(f"{text.replace(str(folder), 'SITE')}\n", file, variable="WRITE_STUDY_RESULT")
+
+
+def test_clusters_and_platforms_of_a_document_are_columns(study_folder: Path) -> None:
+    """Two clusters, of which one is a platform of the document, and a platform without runs."""
+    tables = [("table_h100", "H100", "H100"), ("table_a800", "A800", "A800"), ("alone", "", "")]
+    publications = tuple(
+        Publication(
+            name=name,
+            title="theirs" if gpu else "others",
+            place="table 1",
+            hardware=f"8 x {gpu}",
+            date="2024",
+            platform=PublishedPlatform(name=platform, gpu=gpu, environment={"NCCL_ALGO": "Ring"}) if gpu else None,
+        )
+        for name, platform, gpu in tables
+    )
+    figures = tuple(
+        Published(publication=name, value=float(number), printed=str(number))
+        for number, (name, _, _) in enumerate(tables)
+    )
+    read = studies.read(study_folder)
+    first = replace(
+        read,
+        publications=publications,
+        rows=tuple(replace(row, published={"step_time": figures}) for row in read.rows[:2]),
+        statements=tuple(
+            replace(one, published=tuple(replace(each, publication="table_a800") for each in one.published))
+            for one in read.statements[1:2]
+        ),
+        tables=read.tables[:1],
+    )
+    second = replace(
+        first,
+        folder=f"{study_folder.parent}/more/mine-there",
+        cluster="there",
+        device="B200",
+        hardware="B200",
+        commit="def, fed",
+        date="2026-11-21",
+        rows=first.rows[1:],
+        notes=(first.notes[0], "only there"),
+        environment={},
+    )
+    require(platforms.merged([first, second]), MERGED, study_folder.parent)
+    same_place = replace(second, cluster="here", tables=())
+    (name, *_), *_ = (
+        platforms.merged([replace(second, tables=(), folder="/a/x/runs/mine"), same_place]).tables[0].columns
+    )
+    assert name == "there"
+    headings = platforms.merged([replace(same_place, folder=f"/data/{run}/runs/mine-here") for run in ("a", "b")])
+    assert [one.name for one in headings.platforms] == ["here, a", "here, b", "H100", "A800"]
+
+
+def test_arms_that_ran_another_model_are_renamed_everywhere(study_folder: Path) -> None:
+    read = studies.read(study_folder)
+    result = replace(read, rows=tuple(replace(row, cells={}, published={}, facts={}) for row in read.rows))
+    planned = {arm.name: replace(arm, model="" if arm.name == "13B Z3" else "tiny") for arm in ARMS}
+    renamed = labels.renamed(result, planned)
+    require(renamed, RENAMED, study_folder.parent)
+    assert labels.renamed(result, {arm.name: arm for arm in ARMS}) is result
+
+
+def test_the_name_of_an_arm_is_not_replaced_inside_of_words(study_folder: Path) -> None:
+    read = studies.read(study_folder)
+    one = replace(read.differences[1], reason="13B FP8: it failed; alone: 213B FP80 and alone_")
+    planned = {name: PlannedArm(name=name, model="tiny") for name in ("13B FP8", "alone")}
+    (renamed,) = labels.renamed(replace(read, differences=(one,), tables=()), planned).differences
+    assert renamed.reason == "tiny instead of 13B FP8: it failed; alone (tiny): 213B FP80 and alone_"
