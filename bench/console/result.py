@@ -121,4 +121,4 @@ _ENERGY = "energy of a run, unscaled: mean of the runs that count in the score"
 def _entry_row(entry: Entry, scaling: Mapping[str, float]) -> Row:
     factor = scaling.get(f"results/{entry.system}/{entry.benchmark}/scaling.json")
     scaled = "" if factor is None else f"minutes scaled by {factor:.7f}"
-    return f"{entry.system}/{entry.benchmark}", f"{len(entry.results)} runs", scaled
+    return f"{entry.system}/{entry.benchmark}", counted(len(entry.results), "run"), scaled

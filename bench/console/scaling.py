@@ -118,9 +118,9 @@ def number(value: float) -> str:
     """Return a number with three digits; below 1, with three decimals."""
     if value == 0:
         return "0"
-    if value >= 100:
+    if value >= 99.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.9995 else f"{value:.3f}"
 
 
 def _caption(scaling: Scaling) -> str:

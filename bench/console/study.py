@@ -10,7 +10,7 @@ from bench.report.statements import STATEMENT_HEADINGS, STATEMENTS_CAPTION, stat
 from bench.report.tables import TextTable, number_text
 from bench.results.reference import ReferenceResult
 from bench.results.study import Column, Difference, PlannedArm, StudyResult, Table
-from bench.texts import short_commits
+from bench.texts import counted, short_commits
 
 INTERVALS = "in brackets: 95 % interval of the mean over runs"
 COEFFICIENTS = "coefficients: ratio to the reference arm, with 95 % interval over pairs of runs"
@@ -185,7 +185,10 @@ def plan_sheet(name: str, arms: Sequence[PlannedArm], blocks: Sequence[Sequence[
     needs = [f"before a launch: {one}" for one in dict.fromkeys(one for arm in arms for one in arm.before_launch)]
     order = [f"block {number}: {' · '.join(block)}" for number, block in enumerate(blocks, 1) if block]
     return TextTable(
-        f"{name}: {len(rows)} arms", rows, (*columns, "note"), caption="\n".join([_total(arms, blocks), *needs, *order])
+        f"{name}: {counted(len(rows), 'arm')}",
+        rows,
+        (*columns, "note"),
+        caption="\n".join([_total(arms, blocks), *needs, *order]),
     )
 
 
@@ -209,7 +212,7 @@ def _total(arms: Sequence[PlannedArm], blocks: Sequence[Sequence[str]]) -> str:
         total += f", {amount(sum(costs))} {currency}"
     limit_min = sum(arm.walltime_min or 0 for arm in left if arm.backend != BackendName.local.name)
     total += f"; time limits add up to {limit_min / 60:,.1f} h" if limit_min else ""
-    return total + (f"; {unknown} arms without an estimate" if unknown else "")
+    return total + (f"; {counted(unknown, 'arm')} without an estimate" if unknown else "")
 
 
 def _currency(arms: Sequence[PlannedArm]) -> str:

@@ -48,7 +48,7 @@ def _verdict(one: Tried) -> str:
 
 def number(value_ms: float) -> str:
     """Return milliseconds with three digits, or all digits of the whole part."""
-    return f"{value_ms:,.0f}" if value_ms >= 1000 else f"{value_ms:.3g}"
+    return f"{value_ms:,.0f}" if value_ms >= 999.5 else f"{value_ms:.3g}"  # 999.7 would be 1e+03
 
 
 def _caption(tuning: Tuning) -> Iterator[str]:
