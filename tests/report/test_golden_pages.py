@@ -17,7 +17,17 @@ from bench import report
 from bench.contract.plan_kinds import GenerationPlan, KernelsPlan
 from bench.planning import compose
 from bench.report import kinds
-from helpers import answers_log, golden, kernels_log, planned_log, serving, serving_log, study_results, user_tables
+from helpers import (
+    answers_log,
+    drawn,
+    golden,
+    kernels_log,
+    planned_log,
+    serving,
+    serving_log,
+    study_results,
+    user_tables,
+)
 from helpers.clock import Clock, turned
 from helpers.golden import significant
 from helpers.page import Page
@@ -77,24 +87,6 @@ def served(folder: Path) -> Iterator[Path]:
         yield folder / arrivals
 
 
-def described(figure: Figure) -> list[object]:
-    """Return what a figure shows: its texts, and of each panel the names, limits, lines and bars."""
-    panels: list[object] = [text.get_text() for text in figure.texts]
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        panels.append(
-            {
-                "names": [axes.get_title(), axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale(), axes.get_yscale()],
-                "limits": [*axes.get_xlim(), *axes.get_ylim()],
-                "texts": [(text.get_text(), *text.get_position()) for text in axes.texts],
-                "legend": [text.get_text() for text in legend.get_texts()] if legend else [],
-                "lines": [[str(line.get_label()), *line.get_xydata().tolist()] for line in axes.get_lines()],
-                "patches": [str(patch) for patch in axes.patches],
-            }
-        )
-    return panels
-
-
 def shown(folder: Path, figures: dict[str, Figure]) -> list[str]:
     """Return the page, the tables and the figures of a folder."""
     lines = []
@@ -104,7 +96,7 @@ def shown(folder: Path, figures: dict[str, Figure]) -> list[str]:
             lines += [f"{path.name}: {line}" for line in re.split(r"\s*\n\s*", page.text.strip())]
             lines += [f"{path.name}, {name}: {json.dumps(significant(chart))}" for name, chart in page.charts.items()]
         elif path.suffix == ".png":
-            lines.append(f"{path.name}: {json.dumps(significant(described(figures[path.name])), default=str)}")
+            lines.append(f"{path.name}: {json.dumps(significant(drawn.described(figures[path.name])), default=str)}")
         else:
             lines += [f"{path.name}: {line}" for line in path.read_text().splitlines()]
     return lines
