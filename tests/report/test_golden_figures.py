@@ -23,7 +23,7 @@ from bench.report import bars, figures, scaling_figure
 from bench.report.figures import Bar
 from bench.report.study import distributions
 from bench.report.study.distributions import Curve, Distributions
-from helpers import drawn, golden, user_tables
+from helpers import golden, plotted, user_tables
 from helpers.golden import significant
 from helpers.types import MakeLog
 
@@ -137,7 +137,7 @@ def test_figures_are_the_golden_ones(written_log: MakeLog, tmp_path: Path, monke
     with mock.patch.object(Figure, "savefig", lambda figure, path, **how: saved.append(figure)):
         for name, draw in (*trials(written_log), *others()):
             draw(tmp_path / "x.png")
-            lines += [name, *(f"  {json.dumps(significant(part))}" for part in drawn.described(saved[-1]))]
+            lines += [name, *(f"  {json.dumps(significant(part))}" for part in plotted.described(saved[-1]))]
     charts = (
         bars.bar_chart(BARS, what="minutes"),
         bars.samples_chart({3072: 3, 3456: 1}, samples_to_target("llama2_70b_lora", 8)),

@@ -19,10 +19,10 @@ from bench.planning import compose
 from bench.report import kinds
 from helpers import (
     answers_log,
-    drawn,
     golden,
     kernels_log,
     planned_log,
+    plotted,
     serving,
     serving_log,
     study_results,
@@ -96,7 +96,7 @@ def shown(folder: Path, figures: dict[str, Figure]) -> list[str]:
             lines += [f"{path.name}: {line}" for line in re.split(r"\s*\n\s*", page.text.strip())]
             lines += [f"{path.name}, {name}: {json.dumps(significant(chart))}" for name, chart in page.charts.items()]
         elif path.suffix == ".png":
-            lines.append(f"{path.name}: {json.dumps(significant(drawn.described(figures[path.name])), default=str)}")
+            lines.append(f"{path.name}: {json.dumps(significant(plotted.described(figures[path.name])), default=str)}")
         else:
             lines += [f"{path.name}: {line}" for line in path.read_text().splitlines()]
     return lines
