@@ -4,6 +4,7 @@ After a change on purpose, run it once with WRITE_COMMANDS=1, and read the diffe
 """
 
 import argparse
+import json
 import os
 import re
 import time
@@ -29,6 +30,7 @@ from helpers import (
     command_line,
     golden,
     kernels_log,
+    model_folders,
     planned_log,
     planted_runs,
     serving,
@@ -42,9 +44,13 @@ from jobs.node_checks.floors import judged
 
 GOLDEN = Path(__file__).with_name("golden_commands.txt")
 COMMANDS = Path(__file__).with_name("commands.txt")
-"""One command in each line."""
+"""One command in each line, after the environment variables that it has."""
 NOW_S = 1_800_600_000
 DAY_S = 86_400
+TOKENIZER: dict[str, Any] = {
+    "tokenizer.json": {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []},
+    "tokenizer_config.json": {"eos_token": "</s>"},
+}
 H200 = {"num_ranks": 8, "accelerator": "NVIDIA H200", "config_filename": "task/lora_8b.yaml"}
 COMMITS = ("0123456789abcdef0123456789abcdef01234567", "fedcba9876543210fedcba9876543210fedcba98-dirty")
 
@@ -92,6 +98,11 @@ def furnish(folder: Path, clock: Clock) -> None:
     for number in range(3):
         path, losses = folder / f"logs/result_{number}.txt", [6.0 - 0.2 * each for each in range(14 - number)]
         planned_log.write(trained, path, losses, trial=0)
+    for name in ("llama31_8b", "qwen3_8b"):
+        model = compose(["task=lora_7b", f"model={name}", "model.weights=random"]).config.model
+        written = model_folders.write(folder / f"models/{name}", model)
+        for file, content in TOKENIZER.items():
+            (written / file).write_text(json.dumps(content))
     (folder / "logs/notes.txt").write_text("nothing\n")
     (folder / "logs/empty.txt").write_text("")
     (folder / "logs/image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -155,12 +166,13 @@ VARYING = (
 
 def shown(command: str, folder: Path) -> list[str]:
     """Return what a command prints, and its exit code."""
-    answer = command_line.answer(command, folder, {})
+    variables, own = re.fullmatch(r"((?:[A-Z]+=\S+ )*)(.*)", command).groups()  # type: ignore[union-attr]
+    answer = command_line.answer(own, folder, dict(one.split("=", 1) for one in variables.split()))
     text = answer.text.replace(str(folder), "{here}")
     for pattern, replacement in VARYING:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r"\d+\.\d{8,}", lambda match: f"{float(match[0]):.7g}", text)
-    return [f"$ runstop {command}", *text.splitlines(), f"exit code {answer.code}", ""]
+    return [f"$ {variables}runstop {own}", *text.splitlines(), f"exit code {answer.code}", ""]
 
 
 def arguments_of(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
