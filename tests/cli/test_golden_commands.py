@@ -158,6 +158,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 VARYING = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ by runstop \S+", "TIME by runstop VERSION"),
+    (r"\d{8}-\d{6}-lora_tiny-local-\w{4}", "RUN"),
     (r"[\d,]+ bytes, sha256 \w+…?", "CHECKSUM"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (result_\d.txt  stopped)", r"TIME  \1"),
 )
