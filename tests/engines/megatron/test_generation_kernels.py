@@ -117,6 +117,16 @@ def test_many_rows_of_a_prompt_use_fp8_gemms() -> None:
     check(KERNELS.gated(x, linear, norm), silu(gate) * up, tolerance=2 * TOLERANCE)
 
 
+@pytest.mark.parametrize("width", [64, 75])
+def test_rows_of_tokens_of_other_ranks_are_zero(width: int) -> None:
+    table, tokens = random(20, width), torch.tensor([0, 99, 100, 119, 120, 2**17, 107, 107], device=DEVICE)
+    expected = torch.zeros(8, width, dtype=table.dtype, device=DEVICE)
+    for row, token in ((2, 0), (3, 19), (6, 7), (7, 7)):
+        expected[row] = table[token]
+    for ops in (KERNELS.many_rows, KERNELS):
+        assert torch.equal(ops.own_rows(tokens, table, 100), expected)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.9, top_k=3)])
 def test_the_next_tokens_are_those_of_torch(sampling: Sampling) -> None:
     """The vocabulary has two parts; of equal logits the first is chosen; a full row does not exceed its capacity."""

@@ -15,12 +15,12 @@ if sys.platform != "linux":
     pytest.skip("Triton is for Linux", allow_module_level=True)
 
 from bench.backends.local import free_port
-from bench.contract.generation import WeightPrecision
+from bench.contract.generation import Sampling, WeightPrecision
 from helpers import peer_ranks, ranks, tiny_llama
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
-    from jobs.engines.megatron.generation import peer_memory
+    from jobs.engines.megatron.generation import kv_cache, peer_kernels, peer_memory, sampling_kernels
     from jobs.engines.megatron.generation import ranks as generation_ranks
     from jobs.engines.megatron.generation.ranks import Ranks
     from jobs.engines.megatron.generation.sampling import next_tokens
@@ -125,3 +125,121 @@ def test_ranks_agree_that_they_cannot_share_memory(
     pair: Any = Pair()
     memory, why = peer_memory.share(pair, torch.device("cuda", 1))
     assert memory is None and why == reason
+
+
+MOST, RANKS = 2048, 3
+on_cpu = pytest.mark.skipif(ranks.DEVICE != "cpu", reason="one process has the memory of all ranks")
+each_rank = pytest.mark.parametrize("rank", range(RANKS))
+
+
+class Memories:
+    """The memory of all ranks, and the view that one of them has of it."""
+
+    def __init__(self, rank: int, dtype: torch.dtype, most: int, programs: int) -> None:
+        self.rank, self.empty, self.calls = rank, peer_kernels.EMPTY[dtype], 0
+        self.of_rank = torch.full((RANKS, 2, RANKS, most), self.empty, dtype=dtype)
+        addresses = tuple(one.data_ptr() for one in self.of_rank)
+        buffer = peer_memory.Buffer(addresses, torch.zeros(programs, dtype=torch.int32), most)
+        self.peers = peer_memory.PeerMemory(rank, RANKS, buffer, buffer)
+
+    def receive(self, values: list[Tensor]) -> None:
+        """Write what the other ranks send in the next call."""
+        for other in set(range(RANKS)) - {self.rank}:
+            self.of_rank[self.rank, self.calls % 2, other, : len(values[other])] = values[other]
+
+    def check(self, sent: Tensor) -> None:
+        """Compare what the call left: it sends to all others, and empties its own memory. Then the others empty theirs.
+
+        Each call uses the other half.
+        """
+        expected = torch.full_like(self.of_rank, self.empty)
+        expected[:, self.calls % 2, self.rank, : len(sent)] = sent
+        expected[self.rank] = self.empty
+        assert torch.equal(self.of_rank, expected)
+        self.of_rank.fill_(self.empty)
+        self.calls += 1
+        assert set(self.peers.sums.counts.tolist()) == {self.calls}
+
+
+@on_cpu
+@each_rank
+@pytest.mark.usefixtures("interpreter_that_rounds")
+def test_a_sum_is_added_in_the_order_of_the_ranks(rank: int) -> None:
+    num_values = peer_memory.VALUES + 300
+    memories = Memories(rank, torch.int16, MOST, programs=2)
+    for call in range(3):
+        x = torch.randn(RANKS, num_values, generator=torch.Generator().manual_seed(call)).bfloat16()
+        x[:, 5], x[0, 7] = torch.tensor([2.0**25, 1, -(2.0**25)]), -0.0
+        bits = torch.where(x == 0, 0, x.view(torch.int16))  # -0.0 is sent as 0.0: its bits mean that nothing is there
+        memories.receive(list(bits))
+        own = x[rank].clone()
+        assert memories.peers.sum_(own) is own
+        assert torch.equal(own, (x[0].float() + x[1].float() + x[2].float()).bfloat16())
+        assert own[5] == 0, "FP32 has no 2^25 + 1; another order would give 1"
+        memories.check(bits[rank])
+
+
+@on_cpu
+@each_rank
+@pytest.mark.usefixtures("interpreter_that_rounds")
+def test_a_token_is_the_best_of_all_ranks(rank: int) -> None:
+    """The slots: the last rank is best, the middle one, all are equal, two are equal, all scores are negative."""
+    best = torch.tensor([[1.0, 2, 3], [1, 3, 2], [2, 2, 2], [-1, 4, 4], [-3, -1, -2]]).T.contiguous()
+    token = torch.arange(RANKS * 5).view(RANKS, 5) % 7
+    vocab_size, room = 9, 64
+    sent = (best.view(torch.int32).long() << 32) | (token + vocab_size * torch.arange(RANKS)[:, None])
+    memories = Memories(rank, torch.int64, 5, programs=5)
+    for _ in range(3):
+        logits = torch.full((5, vocab_size), -9.0)
+        logits[torch.arange(5), token[rank]] = best[rank]
+        memories.receive(list(sent))
+        batch = kv_cache.empty(5, room, layers=1, groups=1, dim=16, like=logits)
+        sampling_kernels.append(logits, batch, Sampling(), memories.peers)
+        winners = torch.tensor([2, 1, 0, 1, 1])
+        assert batch.tokens_B.tolist() == (token[winners, torch.arange(5)] + vocab_size * winners).tolist()
+        memories.check(sent[rank])
+
+
+@on_cpu
+@each_rank
+@pytest.mark.usefixtures("interpreter_that_rounds")
+def test_a_rank_draws_with_the_noise_of_its_own_tokens(rank: int) -> None:
+    vocab_size, slots, sampling = 50, 4, Sampling(temperature=0.7)
+    logits = torch.randn(slots, vocab_size, generator=torch.Generator().manual_seed(rank))
+    memories = Memories(rank, torch.int64, slots, programs=slots)
+    low = torch.tensor([-1e30] * slots)  # of the others, so that this rank's token is chosen
+    memories.receive([low.view(torch.int32).long() << 32] * RANKS)
+    batch = kv_cache.empty(slots, 64, layers=1, groups=1, dim=16, like=logits)
+    batch.seeds_B.copy_(torch.arange(slots))
+    whole = torch.full((slots, RANKS * vocab_size), -1e30)
+    whole[:, rank * vocab_size :][:, :vocab_size] = logits
+    expected = next_tokens(whole, sampling, Ranks(), batch.seeds_B, batch.positions_B + 1)
+    sampling_kernels.append(logits, batch, sampling, memories.peers)
+    assert torch.equal(batch.tokens_B, expected)
+
+
+def test_shared_memory_is_empty_and_has_the_addresses_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake of torch's symmetric memory: this rank's tensors begin 256 bytes into what is mapped."""
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    pair: Any = Pair()
+
+    def rendezvous(own: Tensor, group: object) -> SimpleNamespace:
+        assert group is pair
+        return SimpleNamespace(buffer_ptrs=[4096, own.data_ptr() - 256])
+
+    monkeypatch.setattr(symmetric_memory, "empty", torch.zeros)
+    monkeypatch.setattr(symmetric_memory, "rendezvous", rendezvous)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda _values, _value, group: None)
+    monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
+    memory, reason = peer_memory.share(pair, torch.device("cpu"))
+    assert memory is not None and reason == "" and os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+    assert (memory.rank, memory.size, memory.most_bytes) == (1, 2, 2**20)
+    buffers = zip((memory.sums, memory.best), memory.own, strict=True)
+    for (buffer, own), (most, programs, dtype, empty) in zip(
+        buffers, [(2**19, 512, torch.int16, -(2**15)), (512, 512, torch.int64, -1)], strict=True
+    ):
+        assert buffer.most == most and buffer.addresses == (4096 + 256, own.data_ptr())
+        assert buffer.counts.dtype is torch.int32 and buffer.counts.tolist() == [0] * programs
+        assert own.shape == (2 * 2 * most,) and own.dtype is dtype and own.unique().tolist() == [empty]

@@ -80,9 +80,9 @@ def sum_over_ranks(
 def best_of_ranks(
     best, token, addresses, counts_ptr, slot, like_ptr, RANK: tl.constexpr, RANKS: tl.constexpr, MOST: tl.constexpr
 ):
-    """Return the token with the highest score of all ranks for a slot; of equal scores that of the lowest rank.
+    """Return the token with the highest score of all ranks for a slot; of equal scores the lowest token.
 
-    `like_ptr` is any pointer to int64. One program for each slot calls this.
+    The tokens of lower ranks are lower. `like_ptr` is any pointer to int64. One program for each slot calls this.
     """
     count = tl.load(counts_ptr + slot)
     half = (count & 1) * (RANKS * MOST)
@@ -98,8 +98,9 @@ def best_of_ranks(
             while other == _EMPTY_BEST:
                 other = tl.atomic_xchg(place, tl.full((), _EMPTY_BEST, tl.int64), sem="relaxed", scope="sys")
             score = (other >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-            is_better = (score > highest) | ((score == highest) & (rank < RANK))
-            chosen = tl.where(is_better, other & 0xFFFFFFFF, chosen)
+            theirs = other & 0xFFFFFFFF
+            is_better = (score > highest) | ((score == highest) & (theirs < chosen))
+            chosen = tl.where(is_better, theirs, chosen)
             highest = tl.where(is_better, score, highest)
     tl.store(counts_ptr + slot, count + 1)
     return chosen
