@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import ranks
+from helpers.gpu_attention import GpuAttention
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
@@ -89,19 +90,16 @@ def assert_close(got: Tensor, want: Tensor, name: str) -> None:
     assert error < TOLERANCE[got.dtype], f"the relative error of {name} is {error:.1e}"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("cp", [1, 2, 4])
-@pytest.mark.parametrize("num_groups", [2, H], ids=["gqa", "mha"])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
-@pytest.mark.usefixtures("collectives")
-def test_output_and_gradients_are_those_of_an_explicit_softmax(dtype: torch.dtype, num_groups: int, cp: int) -> None:
+def compare(dtype: torch.dtype, num_groups: int, cp: int) -> None:
+    """Compare output and gradients of all ranks with those of an explicit softmax."""
     whole = q, kv, dout = draw(num_groups, dtype)
 
     def run(group: Group) -> tuple[Tensor, ...]:
         own_q, own_kv, own_dout = (x[attention.positions(S, cp, group.rank())] for x in whole)
         qkv = own_q, *own_kv.split(D, dim=3)
         out, lse = attention.attend(*qkv, scale=SCALE, group=group)
-        return out, *attention.attend_backward(own_dout, *qkv, out, lse, scale=SCALE, group=group)
+        strided_dout = own_dout.transpose(0, 1).contiguous().transpose(0, 1)
+        return out, *attention.attend_backward(strided_dout, *qkv, out, lse, scale=SCALE, group=group)
 
     with ThreadPoolExecutor(cp) as pool:
         by_rank = list(pool.map(run, groups(cp)))
@@ -109,6 +107,28 @@ def test_output_and_gradients_are_those_of_an_explicit_softmax(dtype: torch.dtyp
     wanted = expected(q, *kv.split(D, dim=3), dout, SCALE)
     for name, want, *got in zip(("out", "dq", "dk", "dv"), wanted, *by_rank, strict=True):
         assert_close(torch.cat(got), want[order], name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cp", [1, 2, 4])
+@pytest.mark.parametrize("num_groups", [2, H], ids=["gqa", "mha"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+@pytest.mark.usefixtures("collectives")
+def test_output_and_gradients_are_those_of_an_explicit_softmax(dtype: torch.dtype, num_groups: int, cp: int) -> None:
+    compare(dtype, num_groups, cp)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ranks.DEVICE != "cpu", reason="a GPU has the kernels themselves")
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, "efficient"), (torch.bfloat16, "cudnn")])
+@pytest.mark.usefixtures("collectives")
+def test_a_gpu_uses_the_kernels_of_its_data_type(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kernel: str, cp: int
+) -> None:
+    fake = GpuAttention(monkeypatch, attention)
+    compare(dtype, 2, cp)
+    assert set(fake.calls) == {kernel, f"{kernel} backward"}
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import ranks
+from helpers.gpu_attention import GpuAttention
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
@@ -121,6 +122,13 @@ def test_gpu_passes_documents_to_flash_attention(
     monkeypatch.setattr(attention, "_is_cudnn", lambda x: True)
     compare(rows, groups=groups, dtype=torch.bfloat16)
     assert fake.longest == [max(map(max, rows))] * 2, "once forward, once backward"
+
+
+@pytest.mark.skipif(ranks.DEVICE != "cpu", reason="a GPU has the kernel itself")
+def test_gpu_computes_one_document_at_a_time_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = GpuAttention(monkeypatch, attention)
+    compare([[24], [1, 1, 22], [12, 12]], groups=2, dtype=torch.float32)
+    assert fake.calls == ["efficient"] * 6 + ["efficient backward"] * 6
 
 
 @pytest.mark.skipif(ranks.DEVICE != "cuda", reason="the kernel itself")
