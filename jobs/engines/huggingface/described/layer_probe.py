@@ -83,13 +83,14 @@ class _Stored:
         self._weights = {shape for p in model.parameters() for shape in _views(tuple(p.shape))}
         self._given: set[int] = {_storage(p) for p in model.parameters()}
         self._seen: set[int] = set()
-        self._kept: list[Tensor] = []
+        self._kept: list[Tensor] = []  # so that no other tensor gets their memory
 
     def exclude(self, *tensors: Any) -> None:
         """Do not count tensors that all layers share, such as the mask and RoPE's tables."""
         for one in tensors:
             if isinstance(one, Tensor):
                 self._given.add(_storage(one))
+                self._kept.append(one)
             elif isinstance(one, tuple | list):
                 self.exclude(*one)
 
@@ -107,7 +108,7 @@ class _Stored:
         if place in self._seen or place in self._given or tuple(tensor.shape) in self._weights:
             return
         self._seen.add(place)
-        self._kept.append(tensor)  # so that no other tensor gets its memory
+        self._kept.append(tensor)
         size = tensor.untyped_storage().nbytes() if tensor.device.type == "cpu" else tensor.nbytes
         if not is_layer:
             self.logits += size / (TOKENS * VOCABULARY) if VOCABULARY in tensor.shape else 0.0
@@ -221,9 +222,11 @@ def _run(model: PreTrainedModel, settings: ProbeSettings, tokens: Tensor) -> _St
     stored = _Stored(model)
     _count_layer(layer, stored)
     autocast = torch.autocast("cpu", torch.bfloat16) if settings.is_autocast else nullcontext()
+    # A mask that is complete, because transformers would read the tokens' positions, which have no data on meta.
+    mask = torch.zeros(1, 1, TOKENS, TOKENS, device="meta", dtype=frozen) if tokens.is_meta else None
     model.train()
     with stored.counted(is_layer=False), autocast:
-        model(input_ids=tokens, use_cache=False)
+        model(input_ids=tokens, attention_mask=mask, use_cache=False)
     return stored
 
 
