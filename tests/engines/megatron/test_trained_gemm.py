@@ -229,6 +229,91 @@ def test_without_the_library_torch_adds_with_one_warning(
     ]
 
 
+def shown(arg: Any) -> Any:
+    """Return the number behind an argument; an address is left out unless it is an attribute's value."""
+    value = getattr(arg, "_obj", arg)
+    return "..." if isinstance(value, ctypes.Structure | ctypes.Array) else getattr(value, "value", value)
+
+
+def test_calls_of_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are those of NVIDIA's headers: data types 0 (FP32), 14 (BF16), 28 (E4M3); 68: sums in FP32."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=99))
+    workspaces: list[int] = []
+    monkeypatch.setattr(torch, "empty", lambda size, **_: workspaces.append(size) or torch.zeros(8))
+    monkeypatch.setattr(gemm, "alignment", lambda address: {1: 16, 2: 32, 3: 64}[address])
+    library = FakeLibrary()
+    cublas = CublasLt(library)
+    for dtype, rows in ((FP8, 208), (torch.bfloat16, TOKENS)):
+        shapes = ((OUT, rows), (IN, rows)) if dtype is FP8 else ((rows, OUT), (rows, IN))
+        (left, right), out = (torch.zeros(shape, dtype=dtype) for shape in shapes), torch.zeros(OUT, IN)
+        for address, tensor in ((1, right), (2, left), (3, out)):
+            tensor.data_ptr = lambda address=address: address
+        for beta in (1.0, 0.5):
+            cublas.add_matmul(out, left, right, beta=beta, fast_accumulation=True)
+    calls = [(name.removeprefix("cublasLt"), *map(shown, args)) for name, args in library.calls]
+    preferences = [(1, 32 * 2**20, 8), (5, 16, 4), (6, 32, 4), (7, 64, 4), (8, 64, 4)]
+    chosen = [
+        ("MatmulPreferenceCreate", None),
+        *(("MatmulPreferenceSetAttribute", None, *one) for one in preferences),
+        ("MatmulAlgoGetHeuristic", None, None, None, None, None, None, None, 1, "...", 1),
+        ("MatmulPreferenceDestroy", None),
+    ]
+    matmuls = [
+        ("Matmul", None, None, 1.0, 1, None, 2, None, beta, 3, None, 3, None, "...", workspace, 8, 99)
+        for beta, workspace in ((1.0, calls[-1][-3]), (0.5, calls[-1][-3]))
+    ]
+    assert calls == [
+        ("Create", None),
+        ("MatmulDescCreate", None, 68, 0),
+        ("MatmulDescSetAttribute", None, 3, 1, 4),
+        ("MatmulDescSetAttribute", None, 4, 0, 4),
+        ("MatmulDescSetAttribute", None, 25, 1, 1),
+        ("MatrixLayoutCreate", None, 28, 208, IN, 208),
+        ("MatrixLayoutCreate", None, 28, 208, OUT, 208),
+        ("MatrixLayoutCreate", None, 0, IN, OUT, IN),
+        *chosen,
+        *matmuls,
+        ("MatmulDescCreate", None, 68, 0),
+        ("MatmulDescSetAttribute", None, 3, 0, 4),
+        ("MatmulDescSetAttribute", None, 4, 1, 4),
+        ("MatrixLayoutCreate", None, 14, IN, TOKENS, IN),
+        ("MatrixLayoutCreate", None, 14, OUT, TOKENS, OUT),
+        ("MatrixLayoutCreate", None, 0, IN, OUT, IN),
+        *chosen,
+        *matmuls,
+    ]
+    assert workspaces == [32 * 2**20], "one for each stream"
+
+
+def test_types_of_arguments_are_those_of_cublaslt() -> None:
+    """p: a pointer; i: an int; z: a size; q: 64 bits."""
+    letters = {ctypes.c_void_p: "p", ctypes.c_int: "i", ctypes.c_size_t: "z", ctypes.c_int64: "q"}
+    assert {name: "".join(letters[one] for one in types) for name, types in gemm.SIGNATURES.items()} == {
+        "cublasLtCreate": "p",
+        "cublasLtMatmulDescCreate": "pii",
+        "cublasLtMatmulDescSetAttribute": "pipz",
+        "cublasLtMatrixLayoutCreate": "pizzq",  # uint64 and size_t are the same type here
+        "cublasLtMatmulPreferenceCreate": "p",
+        "cublasLtMatmulPreferenceSetAttribute": "pipz",
+        "cublasLtMatmulPreferenceDestroy": "p",
+        "cublasLtMatmulAlgoGetHeuristic": "p" * 7 + "ipp",
+        "cublasLtMatmul": "p" * 14 + "zp",
+    }
+
+
+@pytest.mark.usefixtures("chosen_anew")
+@pytest.mark.parametrize("fast", [False, True])
+def test_fp8_gradients_are_added_by_cublaslt_with_their_scales(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    calls: list[tuple[Any, ...]] = []
+    library = SimpleNamespace(add_matmul=lambda *args, **options: calls.append((*args, options)))
+    monkeypatch.setattr(gemm, "load", lambda: library)
+    out, (left, right) = torch.zeros(OUT, IN), operands(is_fp8=True)
+    gemm.fp8_gemm()(out, left, right, fast)
+    ((*tensors, scales, options),) = calls
+    assert all(one is other for one, other in zip(tensors, (out, left.values, right.values), strict=True))
+    assert scales[0] is left.scale and scales[1] is right.scale and options == {"fast_accumulation": fast}
+
+
 def headers() -> list[Path]:
     """Return the headers of CUDA, if there are any."""
     places = [Path(folder) / "nvidia" for folder in sys.path] + [Path("/usr/local/cuda")]
