@@ -1,16 +1,15 @@
 """Attention compared with an explicit softmax in FP64; the context-parallel ranks are threads of this process."""
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import ranks
+from helpers import ranks, thread_ranks
 from helpers.gpu_attention import GpuAttention
+from helpers.thread_ranks import Group
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
@@ -22,48 +21,10 @@ SCALE = 0.2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-class Group:
-    """A fake process group of one rank; the ranks are threads that synchronize at a barrier."""
-
-    def __init__(self, rank: int, slots: list[Tensor | None], barrier: Barrier) -> None:
-        self._rank, self._slots, self._barrier = rank, slots, barrier
-
-    def size(self) -> int:
-        return len(self._slots)
-
-    def rank(self) -> int:
-        return self._rank
-
-    def exchange(self, mine: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks."""
-        self._slots[self._rank] = mine
-        self._barrier.wait()
-        everyones = list(self._slots)
-        self._barrier.wait()
-        return everyones
-
-
-def groups(cp: int) -> list[Group]:
-    """Return the fake groups of all ranks."""
-    slots, barrier = [None] * cp, Barrier(cp, timeout=60)
-    return [Group(rank, slots, barrier) for rank in range(cp)]
-
-
 @pytest.fixture
 def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake collectives among threads; gathered tensors arrive only when they are waited for."""
-
-    def all_gather(out: Tensor, mine: Tensor, group: Group, async_op: bool) -> SimpleNamespace:
-        assert async_op
-        out.fill_(torch.nan)
-        everyones = torch.cat(group.exchange(mine))
-        return SimpleNamespace(wait=lambda: out.copy_(everyones))
-
-    def reduce_scatter(out: Tensor, mine: Tensor, group: Group) -> None:
-        out.copy_(sum(x.chunk(group.size())[group.rank()] for x in group.exchange(mine)))
-
-    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", all_gather)
-    monkeypatch.setattr(torch.distributed, "reduce_scatter_tensor", reduce_scatter)
+    """Collectives among threads; gathered tensors arrive only when they are waited for."""
+    thread_ranks.install(monkeypatch)
 
 
 def draw(num_groups: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -101,8 +62,7 @@ def compare(dtype: torch.dtype, num_groups: int, cp: int) -> None:
         strided_dout = own_dout.transpose(0, 1).contiguous().transpose(0, 1)
         return out, *attention.attend_backward(strided_dout, *qkv, out, lse, scale=SCALE, group=group)
 
-    with ThreadPoolExecutor(cp) as pool:
-        by_rank = list(pool.map(run, groups(cp)))
+    by_rank = thread_ranks.run(cp, run)
     order = torch.cat([attention.positions(S, cp, rank) for rank in range(cp)])
     wanted = expected(q, *kv.split(D, dim=3), dout, SCALE)
     for name, want, *got in zip(("out", "dq", "dk", "dv"), wanted, *by_rank, strict=True):
@@ -135,7 +95,7 @@ def test_a_gpu_uses_the_kernels_of_its_data_type(
 @pytest.mark.parametrize("softmax_scale", [None, SCALE])
 def test_the_module_has_gradients(softmax_scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a plain sum is one element with strides of zero."""
-    monkeypatch.setattr(attention.parallel_state, "get_context_parallel_group", lambda: groups(1)[0])
+    monkeypatch.setattr(attention.parallel_state, "get_context_parallel_group", lambda: thread_ranks.groups(1)[0])
     q, kv, _ = draw(2, torch.bfloat16)
     q, k, v = (x.requires_grad_() for x in (q, *kv.split(D, dim=3)))
     config = SimpleNamespace(softmax_scale=softmax_scale, kv_channels=D)
