@@ -114,9 +114,9 @@ def test_sums_and_columns_of_generation() -> None:
     x = torch.randn(3, 2, 5)
 
     def of_rank(group: Group) -> tuple[Tensor, Tensor, Tensor]:
-        of, own = Ranks(group), x[group.rank()].clone()
-        assert of.no_peers == "" and of.peers is None and (of.size, of.rank) == (3, group.rank())
-        return of.gather(own.T.contiguous().T), of.gather_columns(own), of.sum(own)
+        tp, own = Ranks(group), x[group.rank()].clone()
+        assert tp.no_peers == "" and tp.peers is None and (tp.size, tp.rank) == (3, group.rank())
+        return tp.gather(own.T.contiguous().T), tp.gather_columns(own), tp.sum(own)
 
     for gathered, columns, summed in run(3, of_rank):
         assert torch.equal(gathered, x) and torch.equal(columns, torch.cat(list(x), dim=1))
@@ -147,6 +147,6 @@ def test_random_weights_of_tp_ranks(tied: bool) -> None:
             assert torch.equal(layer.q_norm_D, torch.ones(dim)) and torch.equal(layer.k_norm_D, torch.ones(dim))
         linears = hidden * (2 * width + groups * dim + ffn + ffn // 2) + model.vocab_size // 2 * hidden // 2
         assert one.bytes_per_step == 4 * 2 * linears, "FP32; half of the head for each of both layers"
-        drawn = torch.cat([one.embedding_VH.flatten(), one.layers[1].fc1.values.flatten()])
-        assert drawn.std() == pytest.approx((2 / (5 * hidden)) ** 0.5, rel=0.05) and abs(drawn.mean()) < 0.01
+        sampled = torch.cat([one.embedding_VH.flatten(), one.layers[1].fc1.values.flatten()])
+        assert sampled.std() == pytest.approx((2 / (5 * hidden)) ** 0.5, rel=0.05) and abs(sampled.mean()) < 0.01
     assert not torch.equal(own[0].embedding_VH, own[1].embedding_VH)
