@@ -234,20 +234,24 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     plan = subject.plan
     need = plans.gpus_per_node(plan)
     cuda = plan.config.cluster.device is Device.cuda
-    where, types = "cluster.slurm.gpu_request", sorted({kind for group in available for kind, _ in group.gpus})
-    most = max((count for group in available for _, count in group.gpus), default=0)
-    kinds = [kind for kind in types if kind]
-    node_gpus = ", ".join(f"gpu:{kind}:{most}" if kind else f"gpu:{most}" for kind in types) or "no GPUs"
+    where, is_typed = "cluster.slurm.gpu_request", config.gpu_request is GpuRequest.gres_typed
+    counts: dict[str, int] = {}
+    for kind, count in (pair for group in available for pair in group.gpus):
+        counts[kind] = max(count, counts.get(kind, 0))
+    kinds = sorted(filter(None, counts))
+    most = max((count for kind, count in counts.items() if not is_typed or kind == config.gpu_type), default=0)
+    names = (f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in sorted(counts.items()))
+    node_gpus = ", ".join(names) or "no GPUs"
     yield f"nodes have {node_gpus}"
     if config.gpu_request is GpuRequest.none:
-        if cuda and types:
+        if cuda and counts:
             what = (
                 f"the job requests no GPUs, but the nodes have {node_gpus}; if Slurm restricts devices, the ranks see "
                 "no GPU"
             )
             yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds)}", severity="warning")
         return
-    if not types:
+    if not counts:
         what = "the job requests GPUs, but Slurm lists no GPUs on the nodes of the partition"
         yield broken(
             "SLU-01",
@@ -256,7 +260,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
             fix="set cluster.slurm.partition to a partition with GPUs; or, if this partition has GPUs that Slurm does "
             f"not manage, set {where}=none",
         )
-    elif config.gpu_request is GpuRequest.gres_typed and config.gpu_type not in kinds:
+    elif is_typed and config.gpu_type not in kinds:
         what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {node_gpus}"
         fix = f"set cluster.slurm.gpu_type to one of {', '.join(kinds)}" if kinds else f"set {where}=gres"
         yield broken("SLU-01", what, "cluster.slurm.gpu_type", fix=fix)
@@ -264,7 +268,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         fix = f"set cluster.ranks_per_node={most}"
         what = f"the job requests {need} GPUs per node, but the nodes have {node_gpus}"
         yield broken("SLU-02", what, "cluster.ranks_per_node", fix=fix)
-    elif len(kinds) > 1 and config.gpu_request is not GpuRequest.gres_typed:
+    elif len(kinds) > 1 and not is_typed:
         what = f"the nodes have different types of GPUs ({node_gpus}), but the job requests no GPU type"
         fix = f"set {where}=gres_typed cluster.slurm.gpu_type={kinds[0]}"
         yield broken("SLU-01", what, where, fix=fix, severity="warning")
@@ -304,7 +308,8 @@ def accepted(subject: Subject) -> Iterator[Finding | str]:
     """Yield why sbatch would refuse the script: the findings that explain it, else sbatch's message."""
     message = refusal(subject)
     if not message:
-        yield last_line(answer_to(subject, "sbatch").err).removeprefix("Job ").partition(" ")[2] or "accepted"
+        start = re.search(r"\bJob \d+ (to start .*)", answer_to(subject, "sbatch").err)
+        yield start[1] if start else "accepted"
     elif re.search(WAITS, message):
         yield broken(
             "SLU-09",
