@@ -167,8 +167,9 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     if config.program is not None:
         yield ", ".join(RUNNER)
         return
-    is_of_engine = bool(config.task.training or config.task.generation)
-    wanted = ENGINE if huggingface is None or not is_of_engine else (*RANKS, *huggingface_modules(config, huggingface))
+    extra, wanted = "engine", ENGINE
+    if huggingface is not None and (config.task.training or config.task.generation):
+        extra, wanted = "huggingface", (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
     server = _server_module(subject.plan)
     if server is not None and not _is_installed(server):
@@ -178,7 +179,7 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
         yield broken("RUN-08", what, sys.executable, fix=fix)
     if missing := [name for name in wanted if not _is_installed(name)]:
         what = f"cannot import {', '.join(missing)}"
-        extra = "serve" if wanted is LOAD else "engine" if huggingface is None else "huggingface"
+        extra = "serve" if wanted is LOAD else extra
         extras = {"data" if name in TEXTS and wanted is not LOAD else extra: None for name in missing}
         fix = f"pip install 'runstop[{','.join(extras)}]'"
         if FLASH in missing:
@@ -233,8 +234,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         vendor = "AMD" if _is_amd(subject.plan) else "NVIDIA"
         available_gpus = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
         what = f"this machine has {available_gpus}, but {_requirement(subject.plan)}"
-        smaller_request = f"cluster.ranks_per_node={count}" if count else "cluster.device=cpu"
-        fix = f"set {smaller_request}; if you work in a container, start the container with `docker run --gpus all`"
+        fix = f"set {_smaller_request(subject.plan, count)}; if you work in a container, start the container with `docker run --gpus all`"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
@@ -275,6 +275,14 @@ def _requirement(plan: Plan) -> str:
     return "1 rank needs 1 GPU" if ranks == 1 else f"{ranks} ranks need {ranks} GPUs"
 
 
+def _smaller_request(plan: Plan, count: int) -> str:
+    """Return the setting with which the ranks need no more than `count` GPUs."""
+    if not count:
+        return "cluster.device=cpu"
+    has_one_each = plans.gpus_per_rank(plan.config) == 1
+    return f"cluster.ranks_per_node={count}" if has_one_each else f"engine.huggingface.num_gpus={count}"
+
+
 def visible_gpus(plan: Plan) -> list[str] | None:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None if it is not set."""
     value = (os.environ | plan.environment).get(VISIBLE)
@@ -296,8 +304,7 @@ def named_gpus(subject: Subject) -> Iterator[Finding | str]:
         return  # `gpus` reports it
     if (count := len(set(named))) < required:
         what = f"{VISIBLE}={','.join(named)} makes {counted(count, 'GPU')} visible, but {_requirement(subject.plan)}"
-        smaller_request = f"cluster.ranks_per_node={count}" if named else "cluster.device=cpu"
-        fix = f"list {required} different GPUs in {VISIBLE}, or set {smaller_request}"
+        fix = f"list {required} different GPUs in {VISIBLE}, or set {_smaller_request(subject.plan, count)}"
         yield broken("HW-03", what, VISIBLE, fix=fix)
 
 

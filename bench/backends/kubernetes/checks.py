@@ -39,7 +39,8 @@ def texts(subject: Subject) -> Iterator[Finding]:
     """Yield each name or value that Kubernetes would refuse."""
     for key, text, pattern in _named(subject.plan):
         if not pattern.fullmatch(text):
-            yield broken("KUB-15", f"{key} is {text!r:.80}, which Kubernetes does not accept", f"{WHERE}.{key}")
+            where = "cluster.avoid" if key == "avoid" else f"{WHERE}.{key}"
+            yield broken("KUB-15", f"{key} is {text!r:.80}, which Kubernetes does not accept", where)
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
