@@ -167,7 +167,8 @@ def packages(subject: Subject) -> Iterator[Finding | str]:
     if config.program is not None:
         yield ", ".join(RUNNER)
         return
-    extra, wanted = "engine", ENGINE
+    extra = "engine"
+    wanted: tuple[str, ...] = ENGINE
     if huggingface is not None and (config.task.training or config.task.generation):
         extra, wanted = "huggingface", (*RANKS, *huggingface_modules(config, huggingface))
     wanted = LOAD if config.task.serving else (*wanted, *_of_texts(subject.plan))
@@ -234,7 +235,8 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         vendor = "AMD" if _is_amd(subject.plan) else "NVIDIA"
         available_gpus = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
         what = f"this machine has {available_gpus}, but {_requirement(subject.plan)}"
-        fix = f"set {_smaller_request(subject.plan, count)}; if you work in a container, start the container with `docker run --gpus all`"
+        fix = f"set {_smaller_request(subject.plan, count)}; "
+        fix += "if you work in a container, start the container with `docker run --gpus all`"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
