@@ -106,7 +106,7 @@ def test_a_submitted_run_shows_its_job_and_the_next_commands(
     assert queue.events == ["submit a forced ['SLU-02']"]
 
 
-KEPT = [
+MAY_BE_QUEUED = [
     "interrupted while the job was being submitted: the job may be queued",
     "  runstop runs runs   # show whether the job is queued",
     "  runstop cancel runs/a   # cancel the job",
@@ -119,8 +119,8 @@ KEPT = [
         (lambda folder: REFUSED, False, []),
         (lost, True, []),
         (interrupted, False, []),
-        (interrupted_with_a_job, True, KEPT),
-        (interrupted_while_unknown, True, KEPT),
+        (interrupted_with_a_job, True, MAY_BE_QUEUED),
+        (interrupted_while_unknown, True, MAY_BE_QUEUED),
     ],
 )
 def test_a_folder_is_kept_only_if_a_job_may_use_it(
@@ -149,8 +149,10 @@ def test_runs_are_submitted_as_arrays_and_a_run_alone_as_a_job(
     (tmp_path / "runs/e/ledger.json").write_text("[]")
     ids = start.submit_runs(queue, runs)
     assert {folder.name: id if isinstance(id, str) else id.what for folder, id in ids.items()} == {
-        **{"a": "40_0", "c": "40_1", "b": "7", "h": "the queue is closed"},
-        **dict.fromkeys("defg", "the queue is closed"),
+        "a": "40_0",
+        "c": "40_1",
+        "b": "7",
+        **dict.fromkeys("defgh", "the queue is closed"),
     }
     assert queue.events == [
         *("prepare a forced []", "array a of ['a', 'c'] next to them True", "submit b forced []"),
