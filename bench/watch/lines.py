@@ -121,7 +121,7 @@ def facts(view: View, *, width: int | None = None) -> Iterator[tuple[str, str]]:
 def _pace(view: View) -> str:
     seen, gbs = view.outlook, view.progress.global_batch_size
     assert seen.step_time_ms is not None
-    trend = "" if seen.step_time_trend is None else f" ({seen.step_time_trend * 100:+.1f} %)"
+    trend = "" if seen.step_time_trend is None else f" ({round(seen.step_time_trend * 100, 1) + 0.0:+.1f} %)"  # no -0.0
     rate = f"  {gbs / seen.step_time_ms * 1000:,.2f} samples/s" if gbs else ""
     return f"{seen.step_time_ms / 1000:.4g} s{trend}{rate}"
 
