@@ -112,7 +112,7 @@ def moments() -> dict[str, tuple[list[Event], Planned, float]]:
         "an own task without a target": (own.events, replace(planned, target=None), 5),
         "after the planned evaluations": (evaluated.evaluate(1600, 1.1).events, planned, 5),
         "divergence": (diverged.events, Planned(), 0),
-        "a loss that is no number": (nan.events, Planned(), 0),
+        "a loss of nan": (nan.events, Planned(), 0),
         "unlike published runs": (far.events, Planned(), 0),
         "outside of the band": (off_band.events, Planned(), 0),
         "another benchmark": (other.events, Planned(), 0),
