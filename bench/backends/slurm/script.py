@@ -389,10 +389,6 @@ def _quoted(text: str) -> str:
     return f'"{safe}"'
 
 
-if __name__ == "__main__":
-    raise SystemExit("use: runstop render")
-
-
 def sbatch_arguments(plan: Plan, folder: Path, *, is_array: bool = False) -> list[str]:
     """Return sbatch's command-line options: account, QOS, reservation, output file and the user's arguments."""
     out = run_files.ARRAY_OUTPUT if is_array or plan.config.launch.array else run_files.JOB_OUTPUT
