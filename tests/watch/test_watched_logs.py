@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.contract import plan_kinds
 from bench.contract import plan as plans
+from bench.contract import plan_kinds
 from bench.errors import ConfigError, LogError
 from bench.planning import compose
 from bench.watch import sources
