@@ -44,7 +44,7 @@ def test_arguments_of_earlier_versions_are_read(text: str, overrides: tuple[str,
     assert command_line.read(config(tmp_path, text)) == CommandLine(overrides=overrides, config_dir=None, runstop="")
 
 
-@pytest.mark.parametrize("known", ["a='1 2'", "a=1 word", ""])
+@pytest.mark.parametrize("known", ["a='1 b=2'", "a=1 word", ""])
 def test_arguments_that_cannot_be_separated_are_refused(known: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         command_line.read(config(tmp_path, f"# overrides: {known}\ntrials: 1\n" if known else "trials: 1\n"))
