@@ -47,6 +47,7 @@ def test_samples_pace_and_times_are_those_of_the_records(result: Result) -> None
     events = [event(1, "init_start"), event(2, "run_start"), event(4, samples_count=100), event(7, samples_count=250)]
     assert fixes.reached([*events, event(9, "other", samples_count=9999)], result) == Reached(250, 50.0, 8.0, 1.0)
     assert fixes.reached([event(2, "train_loss ", samples_count=8)], result) == Reached(8, None, 0.0, 0.0)
+    assert fixes.reached([event(2.5, samples_count=1)], result) == Reached(1, 2.0, 0.0, -0.5)
     assert fixes.reached([event(3, samples_count=0)], result) == Reached(0, None, 0.0, -1.0)
     assert fixes.reached([event(3, "other", samples_count=1), event(4, samples_count="x")], result) is None
     assert fixes.reached(events, replace(result, run_start_ms=None)) is None
