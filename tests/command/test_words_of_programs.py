@@ -17,16 +17,17 @@ from bench.contract.program import PLACEHOLDERS, Per, Program
 from bench.contract.schema import Device, GpuVendor
 from bench.errors import ConfigError
 from bench.planning import compose
-from helpers import written_records
+from helpers import ranks, written_records
 from helpers.paths import ROOT
 from jobs.command import describe, words
 from jobs.command.child import MAX_LINE_BYTES, TAIL_BYTES, Kept, Lines
-from jobs.node_checks import hardware
+from jobs.node_checks import facts, hardware
 from jobs.ranks import telemetry
 from jobs.ranks.guard import Guard
 from jobs.ranks.identity import Rank
 from jobs.ranks.program import Begun
 from jobs.tasks import describe as of_tasks
+from jobs.tasks.prepare import prepare_rows_of
 
 WHO = Rank(13, 5, 16, "dgx-0", 29500)
 TRIAL = Trial(index=1, seed=8, log="result_1.txt")
@@ -140,7 +141,7 @@ def test_the_description_of_a_trial_has_the_settings_that_its_program_gets(
 ) -> None:
     for name, value in (("cpu_model", "EPYC"), ("operating_system", "Debian"), ("gpus", (listed, None, None))):
         monkeypatch.setattr(hardware, name, lambda value=value: value)
-    monkeypatch.setattr(of_tasks, "commit", lambda root, image: "0123")
+    monkeypatch.setattr(of_tasks, "commit", lambda *places: {(of_tasks.ROOT, facts.IMAGE): "0123"}[places])
     known = {
         "initial_weights": "checkpoint",
         "data_source": "prepared",
@@ -225,18 +226,34 @@ def test_the_samples_of_the_first_gpus_are_logged_and_attached(
     assert attached.startswith(f'. attached_file "{run_files.telemetry(1, "node1")}" {{"bytes": 1,')
 
 
-def test_rows_that_were_changed_are_refused_before_the_program_starts(tmp_path: Path) -> None:
+def test_the_rows_and_weights_that_a_program_gets_are_checked(tmp_path: Path) -> None:
     """The program reads them itself; without folders of the plan there is nothing to check."""
-    settings = ("task=finetune_tiny_dolly", "cluster=local", "engine=command", f"cluster.paths.data={tmp_path}")
-    plan = plan_kinds.required(compose.compose([*settings, "engine.command.argv=[train,'{data}']"]), TrainingPlan)
-    rows = tmp_path / "train_tokens.npy"
-    rows.write_text("rows")
-    checksums.write(tmp_path, [rows.name])
-    rows.write_text("other")
-    with mllog.Writer(None) as log:
-        with pytest.raises(ConfigError, match="the rows were changed: train_tokens.npy"):
-            describe.inputs(replace(plan, data_dir=str(tmp_path)), log)
-        describe.inputs(replace(plan, data_dir=None, base_dir=None), log)
+    words_of = ("engine=command", "cluster.ranks_per_node=1", "engine.command.argv=[train,'{data}','{model}']")
+    plan = plan_kinds.required(ranks.compose(tmp_path, *words_of), TrainingPlan)
+    plan.config.training_data.train_rows, plan.config.training_data.eval_rows = 20, 8
+    prepare_rows_of(plan)
+    rows, base = Path(str(plan.data_dir)), Path(str(plan.base_dir))
+    base.mkdir(parents=True)
+    (base / "metadata.json").write_text("weights")
+    checksums.write(base, checksums.weight_files(base))
+    for number, one in enumerate((plan, replace(plan, data_dir=None, base_dir=None))):
+        with mllog.Writer(tmp_path / str(number)) as log:
+            describe.inputs(one, log)
+    logs = [written_records.of_log(tmp_path / str(number)) for number in range(2)]
+    assert [one.split(" {")[-1].split(",")[0] for one in logs[0]] == [
+        '"input": "checkpoint"',
+        '"input": "train rows"',
+        '"input": "eval rows"',
+    ]
+    assert logs[1] == []
+    changed = rows / "train_tokens.npy"
+    changed.write_bytes(changed.read_bytes() + b"x")
+    with (
+        mllog.Writer(None) as log,
+        pytest.raises(ConfigError, match=r"the rows were changed: train_tokens.npy") as raised,
+    ):
+        describe.inputs(plan, log)
+    assert raised.value.where == str(rows)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +267,6 @@ def test_rows_that_were_changed_are_refused_before_the_program_starts(tmp_path: 
         ([b"x" * MAX_LINE_BYTES + b"y", b"z", b"z\n\nend"], ["x" * MAX_LINE_BYTES, "end"], 2),
         ([b"x" * MAX_LINE_BYTES + b"y", b"z"], ["x" * MAX_LINE_BYTES], 1),
     ],
-    ids=str,
 )
 def test_lines_are_split_at_each_break_and_long_ones_are_cut(
     chunks: list[bytes], read: list[str], num_lines: int
@@ -278,7 +294,6 @@ def test_lines_are_split_at_each_break_and_long_ones_are_cut(
             "aaaaaaaaaa\n… 2 bytes of output are not kept …\n" + "b" * 1000 + "c" * (TAIL_BYTES - 1),
         ),
     ],
-    ids=str,
 )
 def test_the_first_and_the_last_bytes_of_a_flood_are_kept(
     sizes: list[int], num_dropped: int, kept: str, tmp_path: Path
