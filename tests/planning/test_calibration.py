@@ -1,6 +1,7 @@
 """Rates from the times of a sweep: times that were made from known rates give these rates back."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from bench.contract.schema import Rates
 from bench.launch import calibrate
 from bench.planning import calibration, compose, gpu_detection
 from bench.planning.estimates import step_time
+from helpers import golden
+from helpers.golden import significant
 from helpers.nvml import H200, nvml
 
 TRUE = Rates(
@@ -90,6 +93,39 @@ def test_no_point_has_the_size_of_a_shipped_model() -> None:
     models = [yaml.safe_load(path.read_text()) for path in (compose.CONF / "model").glob("*.yaml")]
     shipped = {model.get("hidden_size") for model in models}
     assert not shipped & {point.hidden_size for point in calibration.POINTS if not point.name.startswith("launch")}
+
+
+MADE_UP_S = ("gemm_s", "attention_forward_s", "attention_backward_s", "elementwise_s")
+
+
+def _made_up(place: int, plan: TrainingPlan) -> dict[str, float]:
+    """Return times that no GPU has: each is different, so that rates show which of them they come from."""
+    times = {name: (1 + 0.01 * place) * 0.001 * number**2 for number, name in enumerate(MADE_UP_S, start=1)}
+    return times | {"step_s": 0.04 + 0.002 * place + 0.00003 * plan.config.model.num_layers}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "gpu", [H200, ("NVIDIA L4", 22.5, (8, 9)), ("NVIDIA A10", 22.0, (8, 6))], ids=lambda gpu: gpu[0]
+)
+def test_points_and_rates_are_the_golden_ones(gpu: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs have room for all models, for some of them, and no FP8."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(gpu))
+    plans, skipped = calibrate._plans()
+    measured = {
+        "points": {name: _made_up(place, plan) for place, (name, plan) in enumerate(plans.items())},
+        "copy_gbs": 12345.67,
+        "host_gbs": 43.21,
+        "busbw_gbs": {"16": 123.45, "64": 234.56},
+    }
+    lines = [f"do not fit: {', '.join(skipped)}"]
+    for name, plan in plans.items():
+        work = significant(dict(calibration.unit_work(plan)))
+        lines.append(f"{name}: {calibration.layer_tflop(plan):.7g} TFLOP in a layer, {json.dumps(work)}")
+    rates = dataclasses.asdict(calibration.rates(plans, measured, source="made up"))
+    lines += [f"{key}: {value}" for key, value in rates.items()]
+    file = Path(__file__).with_name("calibrations") / f"{gpu[0].replace(' ', '_')}.txt"
+    golden.require("\n".join([*lines, ""]), file, variable="WRITE_CALIBRATIONS")
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Rankings of settings and layouts, and what they rest on: a file of rankings/ for each part, so that a change shows all it changes.
+"""Rankings of settings and layouts, and their intervals: the files of rankings/, so that a change shows all it changes.
 
 After a change on purpose, run it once with WRITE_RANKINGS=1, and read the difference.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from bench.errors import ConfigError
 from bench.planning import compose
-from bench.prediction import candidates, published, scale, search, uncertainty
+from bench.prediction import candidates, scale, search, uncertainty
 from bench.prediction.scale import StackName
 from helpers import golden, user_tables
 from helpers.golden import significant
@@ -49,11 +49,12 @@ REFUSED: tuple[tuple[tuple[str, ...], tuple[int, ...], StackName], ...] = (
     (("task=lora70b", "cluster=dgx1", "trials=0"), (1,), StackName.runstop),
 )
 LAYOUTS = (
-    ("llama2_70b", {"num_gpus": 8, "largest_tp": 8, "global_batch_size": 8, "seq_length": 8192}, search.Fixed()),
-    ("llama31_405b", {"num_gpus": 64, "largest_tp": 4, "global_batch_size": 24, "seq_length": 8200}, search.Fixed(cp=1)),
-    ("llama31_405b", {"num_gpus": 72, "largest_tp": 8, "global_batch_size": 36, "seq_length": 8192}, search.Fixed(pp=9)),
-    ("mixtral_8x7b", {"num_gpus": 8, "largest_tp": 2, "global_batch_size": 8, "seq_length": 64}, search.Fixed(tp=2, pp=1)),
-)  # fmt: skip
+    ("llama2_70b", (8, 8, 8, 8192), search.Fixed()),
+    ("llama31_405b", (64, 4, 24, 8200), search.Fixed(cp=1)),
+    ("llama31_405b", (72, 8, 36, 8192), search.Fixed(pp=9)),
+    ("mixtral_8x7b", (8, 2, 8, 64), search.Fixed(tp=2, pp=1)),
+)
+"""Model, number of GPUs, largest tp, global batch size, tokens of a sequence, and sizes that a user has set."""
 
 
 def settings() -> Iterator[str]:
@@ -90,9 +91,10 @@ def refusals() -> Iterator[str]:
 
 
 def splits() -> Iterator[str]:
-    for model, sizes, fixed in LAYOUTS:
+    for model, (gpus, largest_tp, batch, seq_length), fixed in LAYOUTS:
         config = compose.unplanned(("task=pretrain_7b", "cluster=dgx1", "precision=fp8", f"model={model}"))
         work = scale.reference_work(config)
+        sizes = {"num_gpus": gpus, "largest_tp": largest_tp, "global_batch_size": batch, "seq_length": seq_length}
         yield f"layouts of {model}, {sizes}, {fixed}"
         layouts = [*search.layouts(config.model, **sizes, fixed=fixed)]
         fitting = search.rank(work, layouts, memory_gib=250)
