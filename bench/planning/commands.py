@@ -95,7 +95,8 @@ def files(config: Config, trials: list[Trial]) -> list[str]:
     """Return the files that the run folder will contain."""
     outputs = _training_outputs(config) if config.task.training else []
     per_trial = [(t.log, *(name.format(t.index) for name in outputs)) for t in trials]
-    node_files = [f"{run_files.FACTS}/", *([run_files.HEALTH] if config.cluster.health else [])]
+    measures = config.launch.health and config.cluster.health is not None
+    node_files = [f"{run_files.FACTS}/", *([run_files.HEALTH] if measures else [])]
     return [
         run_files.CONFIG,
         run_files.PLAN,

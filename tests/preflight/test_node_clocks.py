@@ -114,6 +114,39 @@ def test_bounds_from_collectives_take_precedence_over_files() -> None:
     assert finding.what == "the clock of this node is at least 3.0 s ahead of the clock of dgx-0"
 
 
+@pytest.mark.parametrize(
+    ("clock_ms", "seconds"),
+    [
+        ((1000.0, 1100.0), None),
+        ((1001.0, 1100.0), "1.0 s ahead of"),
+        ((1500.0, 9000.0), "1.5 s ahead of"),
+        ((-1100.0, -1000.0), None),
+        ((-1100.0, -1001.0), "1.0 s behind"),
+        ((-9000.0, -1500.0), "1.5 s behind"),
+    ],
+)
+def test_a_second_is_the_largest_difference_that_is_not_reported(
+    clock_ms: tuple[float, float], seconds: str | None
+) -> None:
+    both = (HealthNode("dgx-0", (0,), (), (-500.0, 500.0)), HealthNode("dgx-1", (1,), (), clock_ms))
+    findings = judged(*nodes_ahead(0, 0), health=health_report(nodes=both))
+    expected = [f"the clock of this node is at least {seconds} the clock of dgx-0"] if seconds else []
+    assert [one.what for one in findings] == expected, "rank 0's own clock is the shared one, without any bounds"
+
+
+@pytest.mark.parametrize(("ahead_ms", "is_reported"), [(1000, False), (1001, True)])
+def test_facts_may_be_a_second_later_than_the_clock_of_the_reader(ahead_ms: int, is_reported: bool) -> None:
+    findings = judged(rank_of("a", 0, None, time_ms=NOW_MS + ahead_ms), read_ms=NOW_MS)
+    assert [one.where for one in findings] == ["a"] * is_reported
+
+
+def test_the_reference_is_the_first_of_the_clocks_that_most_others_agree_with() -> None:
+    findings = judged(*nodes_ahead(5000, 0, 5100, 400), read_ms=NOW_MS)
+    assert [one.where for one in findings] == ["dgx-1", "dgx-3"]
+    findings = judged(*nodes_ahead(5000, 0, 200, 400), read_ms=NOW_MS)
+    assert [one.where for one in findings] == ["dgx-0"]
+
+
 def test_a_files_time_is_between_two_readings_of_the_clock(tmp_path: Path) -> None:
     """With a real file system, whose times are those of the last timer tick."""
     began_ms = time.time() * 1000
