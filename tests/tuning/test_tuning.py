@@ -15,7 +15,8 @@ from bench.launch import run_here
 from bench.planning import compose, overrides
 from bench.results.tuning import Outcome, Tuning
 from bench.runs.status import Ending, Status
-from helpers import study_runs
+from helpers import golden, study_runs
+from helpers.golden import significant
 
 FIRST, SECOND, THIRD = "dp 2 micro-batch 4", "tp 2 sp micro-batch 8", "tp 2 micro-batch 8"
 """The ranking of lora_tiny on two CPU ranks."""
@@ -29,7 +30,7 @@ class Ranks:
         self.began: list[str] = []
         self.plans: list[Plan] = []
         self.step_s: dict[str, float] = {}
-        """By the settings of a run; others take 0.1 s."""
+        """By the name of the run folder, or by the settings of a run; others take 0.1 s."""
         self.ends: dict[str, BaseException] = {}
         """By the name of the run folder."""
         self.invalid: set[str] = set()
@@ -44,8 +45,9 @@ class Ranks:
             if isinstance(end, SubmitError):
                 study_runs.fail(folder, "RUN-01", "out of memory")
             raise end
+        step_s = self.step_s.get(folder.name, self.step_s.get(folder.stem, 0.1))
         noise = 1 + 0.001 * int(folder.suffix[1:])
-        study_runs.prove(folder, [1.0] * 5 + [self.step_s.get(folder.stem, 0.1) * noise] * 20)
+        study_runs.prove(folder, [1.0] * 5 + [step_s * noise] * 20)
         if folder.name in self.invalid:
             study_runs.ended(folder, "invalid", Status(outcome=Ending.invalid, exit_code=1))
         return 0
@@ -176,6 +178,7 @@ def test_the_budget_ends_the_measurement(call: Call, ranks: Ranks) -> None:
     result = call(budget_min=5)
     assert len(ranks.began) == 3 and result.num_blocks == 1 and not result.is_decided
     assert result.stopped_by == "another block would exceed the budget of 5 minutes"
+    assert result.command.endswith("--best 3 --budget 5"), "the same call goes on with the blocks that it had left"
 
 
 @pytest.mark.long
@@ -190,6 +193,31 @@ def test_alike_settings_are_measured_up_to_the_limit_and_the_command_goes_on(cal
     assert result.stopped_by == "each has 3 runs, the most that --blocks allows"
     assert "--blocks 6" not in result.command  # the default
     assert result.command.endswith("--best 3")
+
+
+NOISY = {FIRST: (0.1, 0.104, 0.096), SECOND: (0.1, 0.101, 0.0995), THIRD: (0.12, 0.2, 0.3)}
+"""Seconds of a step, by settings and block."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["undecided", "failed", "decided"])
+def test_what_is_written_is_the_golden_text(case: str, ranks: Ranks, tmp_path: Path) -> None:
+    ranks.step_s = {f"{SLUGS[name]}.{n}": s for name, steps in NOISY.items() for n, s in enumerate(steps, start=1)}
+    if case == "failed":
+        ranks.ends = {f"{SLUGS[FIRST]}.2": SubmitError("out of memory", where="rank 0", fix="none", rule="RUN-01")}
+    elif case == "decided":
+        ranks.step_s = {SLUGS[FIRST]: 0.1, SLUGS[SECOND]: 0.101, f"{SLUGS[THIRD]}.1": 0.3, f"{SLUGS[THIRD]}.2": 0.31}
+    paths = (f"cluster.paths.{name}={tmp_path}" for name in ("logs", "data", "model"))
+    words = ("task=lora_tiny", "cluster=local", "cluster.device=cpu", *paths)
+    said: list[str] = []
+    request = tuning.Request(overrides=words, best=3, blocks=3, steps=15, budget_min=500)
+    result = tuning.tune(request, say=said.append, clock=lambda: ranks.seconds)
+    folder = Path(result.folder)
+    files = [(folder / name).read_text() for name in ("tuning.md", "best.overrides")]
+    results = json.dumps(significant(result), default=str, indent=1)
+    text = "\n".join([*said, "", *files, results, ""]).replace(str(folder), "FOLDER").replace(str(tmp_path), "DIR")
+    text = text.replace(folder.name, "FOLDER")
+    golden.require(text, Path(__file__).with_name(f"golden_{case}.txt"), variable="WRITE_TUNING")
 
 
 @pytest.mark.long
