@@ -178,7 +178,7 @@ def test_the_budget_ends_the_measurement(call: Call, ranks: Ranks) -> None:
     result = call(budget_min=5)
     assert len(ranks.began) == 3 and result.num_blocks == 1 and not result.is_decided
     assert result.stopped_by == "another block would exceed the budget of 5 minutes"
-    assert result.command.endswith("--best 3 --budget 5"), "the same call goes on with the blocks that it had left"
+    assert result.command.endswith("--best 3 --budget 5"), "the same call measures the blocks that are left"
 
 
 @pytest.mark.long
@@ -209,13 +209,13 @@ def test_what_is_written_is_the_golden_text(case: str, ranks: Ranks, tmp_path: P
         ranks.step_s = {SLUGS[FIRST]: 0.1, SLUGS[SECOND]: 0.101, f"{SLUGS[THIRD]}.1": 0.3, f"{SLUGS[THIRD]}.2": 0.31}
     paths = (f"cluster.paths.{name}={tmp_path}" for name in ("logs", "data", "model"))
     words = ("task=lora_tiny", "cluster=local", "cluster.device=cpu", *paths)
-    said: list[str] = []
+    progress: list[str] = []
     request = tuning.Request(overrides=words, best=3, blocks=3, steps=15, budget_min=500)
-    result = tuning.tune(request, say=said.append, clock=lambda: ranks.seconds)
+    result = tuning.tune(request, say=progress.append, clock=lambda: ranks.seconds)
     folder = Path(result.folder)
     files = [(folder / name).read_text() for name in ("tuning.md", "best.overrides")]
     results = json.dumps(significant(result), default=str, indent=1)
-    text = "\n".join([*said, "", *files, results, ""]).replace(str(folder), "FOLDER").replace(str(tmp_path), "DIR")
+    text = "\n".join([*progress, "", *files, results, ""]).replace(str(folder), "FOLDER").replace(str(tmp_path), "DIR")
     text = text.replace(folder.name, "FOLDER")
     golden.require(text, Path(__file__).with_name(f"golden_{case}.txt"), variable="WRITE_TUNING")
 
