@@ -173,7 +173,7 @@ def _number(text: str) -> str:
     """Return the number at the start of a text; empty without one."""
     digits = text.lstrip("+")
     end = next((n for n, letter in enumerate(digits) if letter not in "0123456789."), len(digits))
-    return digits[:end].strip(".")
+    return digits[:end].rstrip(".")
 
 
 def _whole(text: str) -> str:

@@ -28,6 +28,31 @@ def test_every_synonym_is_of_something_that_exists() -> None:
         ("walltime", "45:30", "walltime=46"),
         ("walltime", "1-12:30", "walltime=2190"),
         ("walltime", "soon", "walltime=60"),
+        ("walltime", "90m", "walltime=90"),
+        ("walltime", "1d", "walltime=1440"),
+        ("walltime", "2 hours", "walltime=120"),
+        ("walltime", "90 mins.", "walltime=90"),
+        ("walltime", "10s", "walltime=1"),
+        ("walltime", "100s", "walltime=2"),
+        ("walltime", "1:30", "walltime=2"),
+        ("walltime", "1:2:90", "walltime=64"),
+        ("recipe.lr", "1e-3x", "recipe.lr=1"),
+        ("recipe.lr", "+.5x", "recipe.lr=.5"),
+        ("recipe.lr", "fast", "recipe.lr=0.001"),
+        ("recipe.clip_grad", "fast", "recipe.clip_grad=0.5"),
+        ("trials", "1e3", "trials=1000"),
+        ("trials", "1.9", "trials=1"),
+        ("trials", "8k", "trials=8"),
+        ("trials", "inf", "trials=1"),
+        ("precision", "half", "precision=bf16"),
+        ("precision", "other", "precision=fp32"),
+        ("launch.trackers", "", "launch.trackers=[wandb]"),
+        ("data.files", "", "data.files='data/*.jsonl'"),
+        ("task.name", "[a, b]", "task.name=a"),
+        ("task.name", "[]", "task.name=TEXT"),
+        ("task.generation.lengths", "5", "task.generation.lengths=[5]"),
+        ("cluster.gpu", "", "gpu@cluster.gpu=h200"),
+        ("launch.stall", "5", "launch.stall.factor=20"),
         ("recipe.lr", "1,5", "recipe.lr=1.5"),
         ("trials", "3x", "trials=3"),
         ("trials", "three", "trials=1"),
@@ -45,7 +70,9 @@ def test_an_example_is_close_to_the_wrong_value(key: str, wrong: str, example: s
 
 @pytest.mark.parametrize(
     ("value", "several"),
-    [("1,2", True), ("[1,2]", False), ("{a:1,b:2}", False), ("'a,b'", False), ("range(1,3)", True), ("a", False)],
+    [("1,2", True), ("[1,2]", False), ("{a:1,b:2}", False), ("'a,b'", False), ("range(1,3)", True), ("a", False)]
+    + [("'a',b", True), ('"a,b', False), ("[a],b", True), ("a(1,2)", False), ("", False), ("choice(1,2)", True)]
+    + [("[1,2", False), ("x range(1,2)", False), (",", True), ("'a'','b", False), ("{a:[1,2]},b", True)],
 )
 def test_several_values_are_outside_of_brackets_and_quotes(value: str, several: bool) -> None:
     assert overrides.has_several(value) == several
@@ -72,7 +99,62 @@ def test_choices_of_another_folder_are_left_to_hydra() -> None:
         ("recipe.lr.x", False),
         ("recipe.x", False),
         ("x", False),
+        ("", False),
+        ("recipe.", False),
+        ("a.b", False),
+        ("cluster.environment", True),
+        ("cluster.environment.A.B", True),
+        ("cluster.hosts.0", True),
     ],
 )
 def test_only_a_mapping_has_keys_of_any_name(key: str, exists: bool) -> None:
     assert config_keys.is_known(key) == exists
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("parallel.tensor", "parallel.tp"),
+        ("learning-rate", "recipe.lr"),
+        ("optimizer.lr", "recipe.lr"),
+        ("num_layer", "model.num_layers"),
+        ("model.layers", "model.num_layers"),
+        ("batch_size", "recipe.global_batch_size"),
+        ("cluster.nodes", "cluster.num_nodes"),
+        ("gpus", "cluster.ranks_per_node"),
+        ("recipe.lr_warmup", "recipe.lr_warmup_steps"),
+        ("launch.trackrs", "launch.trackers"),
+        ("seed", "seed_base"),
+        ("Trials", "trials"),
+        ("x.tp", "parallel.tp"),
+        ("data.seq_len", "data.seq_length"),
+        ("memory", None),
+        ("recipe.zzzz", None),
+        ("zzzz", None),
+        ("recipe.", None),
+    ],
+)
+def test_an_unknown_key_means_the_nearest_one(name: str, key: str | None) -> None:
+    assert config_keys.meant(name, config_keys.known()) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("trials", "a whole number"),
+        ("walltime", "a whole number of minutes, or null"),
+        ("recipe.lr", "a number"),
+        ("precision", "one of fp32, bf16, fp8"),
+        ("launch.trackers", "a list"),
+        ("cluster.hosts", "a list, or null"),
+        ("cluster.hosts[0]", "a text"),
+        ("launch.stall", "a block of keys"),
+        ("cluster.environment", "a block of keys"),
+        ("task.name", "a text"),
+        ("data.files", "a text, or null"),
+        ("launch.wait", "true or false"),
+        ("nothing", ""),
+    ],
+)
+def test_the_values_of_a_key_are_named(key: str, words: str) -> None:
+    assert config_keys.form(key) == words
