@@ -152,6 +152,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_findings_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # without a folder runs
     parts = [kubernetes(), packages(monkeypatch), machine_of_ranks(monkeypatch, tmp_path), programs(tmp_path)]
     parts.append(environments_of_nemo(tmp_path))
     text = "\n".join(line for part in parts for line in part).replace(str(tmp_path), "FOLDER")

@@ -1,6 +1,6 @@
-"""Commands, files and variables of plans: golden_commands.txt, so that a change shows all plans it changes.
+"""Commands, files and variables of plans: commands_of_plans.txt, so that a change shows all plans it changes.
 
-After a change on purpose, run it once with WRITE_COMMANDS=1, and read the difference.
+After a change on purpose, run it once with WRITE_PLANS=1, and read the difference.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from bench.contract.plan import Plan
 from bench.planning import commands, compose
 from helpers import golden, user_tables
 
-GOLDEN = Path(__file__).with_name("golden_commands.txt")
+GOLDEN = Path(__file__).with_name("commands_of_plans.txt")
 CPU = "cluster=local cluster.device=cpu"
 PROGRAM = f"task=my_program {CPU} trials=2"
 PLANNED = (
@@ -67,7 +67,7 @@ def lines() -> Iterator[str]:
 @pytest.mark.long
 def test_commands_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     user_tables.leave_out(monkeypatch)
-    golden.require("\n".join([*lines(), ""]), GOLDEN, variable="WRITE_COMMANDS")
+    golden.require("\n".join([*lines(), ""]), GOLDEN, variable="WRITE_PLANS")
 
 
 @pytest.mark.long
