@@ -236,7 +236,8 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         available_gpus = counted(count, f"{vendor} GPU") if count else f"no {vendor} GPUs"
         what = f"this machine has {available_gpus}, but {_requirement(subject.plan)}"
         fix = f"set {_smaller_request(subject.plan, count)}; "
-        fix += "if you work in a container, start the container with `docker run --gpus all`"
+        option = "--device=/dev/kfd --device=/dev/dri" if _is_amd(subject.plan) else "--gpus all"
+        fix += f"if you work in a container, start the container with `docker run {option}`"
         yield broken("HW-03", what, "cluster.device=cuda", fix=fix)
 
 
@@ -247,7 +248,7 @@ def _is_amd(plan: Plan) -> bool:
 
 def _num_gpus(plan: Plan) -> int | None:
     """Return how many GPUs of the plan's vendor this machine has; None in WSL, whose driver does not report it."""
-    if Path("/dev/dxg").exists():
+    if Path(DEVICES, "dxg").exists():
         return None
     return _amd_gpus() if _is_amd(plan) else _nvidia_gpus()
 

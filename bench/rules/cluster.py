@@ -60,8 +60,7 @@ PYXIS: Texts = {
     ),
     "PYX-12": (
         "a container option is malformed, or two options contradict each other",
-        "correct the option named in the evidence; mounts are SRC:DST[:FLAG+FLAG], without blanks, commas or colons "
-        "in paths",
+        "correct the option or the mount; mounts are SRC:DST[:FLAG+FLAG], without blanks, commas or colons in paths",
     ),
 }
 

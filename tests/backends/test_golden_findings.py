@@ -176,7 +176,8 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     original = importlib.util.find_spec
     lines = ["", ""]
     for name, words in PACKAGES.items():
-        plan = compose.compose([*words, "cluster.paths.data=/no/data"])
+        device = [] if "cluster.device=cuda" in words else ["cluster.device=cpu"]  # the same with and without GPUs
+        plan = compose.compose([*words, *device, "cluster.paths.data=/no/data"])
         for installed in (None, object()):
             monkeypatch.setattr(importlib.util, "find_spec", lambda name, installed=installed: installed)
             part = [line.replace(sys.executable, "PYTHON") for line in shown(plan, check)]
@@ -253,7 +254,9 @@ def environments_of_nemo(tmp_path: Path) -> list[str]:
     for folder in ("missing", "empty", *cases):
         other = checked.changed(plan, {"config.nemo.python": str(tmp_path / folder / "bin/python")})
         lines += [f"NeMo in the folder {folder}", *shown(other, [local.NEMO_CHECK])]
-    own = shown(checked.changed(plan, {"config.nemo.python": "python"}), [local.NEMO_CHECK])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_own_nemo_version", lambda: None)
+        own = shown(checked.changed(plan, {"config.nemo.python": "python"}), [local.NEMO_CHECK])
     return [*lines, "NeMo of this Python", *(line.replace(sys.executable, "PYTHON") for line in own)]
 
 

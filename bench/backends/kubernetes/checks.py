@@ -19,6 +19,7 @@ from bench.contract.plan import Plan
 from bench.contract.schema import Device, GpuVendor, Runtime
 from bench.errors import SubmitError
 from bench.rules.check import Answer, CannotTellError, Check, Finding, Subject, broken
+from bench.texts import quoted
 
 WHERE = "cluster.kubernetes"
 LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -40,7 +41,8 @@ def texts(subject: Subject) -> Iterator[Finding]:
     for key, text, pattern in _named(subject.plan):
         if not pattern.fullmatch(text):
             where = "cluster.avoid" if key == "avoid" else f"{WHERE}.{key}"
-            yield broken("KUB-15", f"{key} is {text!r:.80}, which Kubernetes does not accept", where)
+            fix = "correct this name in cluster.avoid" if key == "avoid" else None
+            yield broken("KUB-15", f"{key} is {quoted(text)}, which Kubernetes does not accept", where, fix=fix)
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, re.Pattern[str]]]:
@@ -89,7 +91,7 @@ def image(subject: Subject) -> Iterator[Finding]:
         fix = f"set {WHERE}.image to an image with runstop and the engine; docs/kubernetes.md explains the build"
         yield broken("KUB-15", "the container image of the pods is not set", f"{WHERE}.image", fix=fix)
     elif not IMAGE.fullmatch(text):
-        yield broken("KUB-15", f"the image is {text!r:.80}, which is not a valid image name", f"{WHERE}.image")
+        yield broken("KUB-15", f"the image is {quoted(text)}, which is not a valid image name", f"{WHERE}.image")
     elif "@sha256:" not in text:
         what = f"the image {text} has a tag, which may refer to a different image later"
         fix = "write the image with a digest instead of the tag: name@sha256:…"
@@ -119,9 +121,8 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
                 fix = f"set cluster.paths.{key} to another path, or set {holder} and {name} to the same volume"
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix=fix)
             if path in pod_template.OWN_PATHS:
-                what = (
-                    f"the volume {name} cannot be mounted at {path}, because runstop mounts another volume at this path"
-                )
+                reason = "it would hide the image" if path == "/" else "runstop mounts another volume at this path"
+                what = f"the volume {name} cannot be mounted at {path}, because {reason}"
                 yield broken("KUB-15", what, f"cluster.paths.{key}", fix=f"set cluster.paths.{key} to another path")
         if (path or name == "results") and volume is None and path not in mounted:
             fix = f"set cluster.kubernetes.{name} to {{claim: NAME}} or {{host_path: FOLDER}}"
@@ -132,17 +133,17 @@ def volumes_of_config(subject: Subject) -> Iterator[Finding]:
             )
         if volume is not None and volume.claim is not None and not SUBDOMAIN.fullmatch(volume.claim):
             yield broken(
-                "KUB-15", f"the claim is {volume.claim!r:.80}, which is not a valid name", f"{WHERE}.{name}.claim"
+                "KUB-15", f"the claim is {quoted(volume.claim)}, which is not a valid name", f"{WHERE}.{name}.claim"
             )
         if volume is not None and volume.host_path is not None and not volume.host_path.startswith("/"):
             yield broken(
                 "KUB-15",
-                f"host_path is {volume.host_path!r:.80}, but must be an absolute path",
+                f"host_path is {quoted(volume.host_path)}, but must be an absolute path",
                 f"{WHERE}.{name}.host_path",
             )
         if volume is not None and volume.sub_path is not None and not _is_below(volume.sub_path):
             what, fix = (
-                f"sub_path is {volume.sub_path!r:.80}, which is not a folder inside the volume",
+                f"sub_path is {quoted(volume.sub_path)}, which is not a folder inside the volume",
                 "set sub_path to a relative path without ..",
             )
             yield broken("KUB-15", what, f"{WHERE}.{name}.sub_path", fix=fix)
@@ -216,7 +217,7 @@ def shape(subject: Subject) -> Iterator[Finding]:
         fix = f"set {WHERE}.port to a number from 1024 to 65535"
         yield broken(
             "KUB-15",
-            f"port is {k.port}, but must be from 1024 to 65535: lower ports need root",
+            f"port is {k.port}, but must be from 1024 to 65535" + (": lower ports need root" if k.port < 1024 else ""),
             f"{WHERE}.port",
             fix=fix,
         )
@@ -227,12 +228,13 @@ def shape(subject: Subject) -> Iterator[Finding]:
         )
         fix = "set shm_gib and grace_s to 1 or more, and keep_h to 0 or more"
         yield broken("KUB-15", what, f"{WHERE}: shm_gib, grace_s, keep_h", fix=fix)
-    if k.queue and k.object is ObjectKind.job and not names.at_least(plan, "1.24"):
+    is_version = bool(VERSION.fullmatch(k.version))  # `texts` reports an invalid version
+    if k.queue and k.object is ObjectKind.job and is_version and not names.at_least(plan, "1.24"):
         what = (
             f"queue needs Kubernetes 1.24 or later, but version is {k.version}: Kueue would start each node separately"
         )
         yield broken("KUB-16", what, f"{WHERE}.queue", fix=f"set {WHERE}.queue=null")
-    if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and not names.at_least(plan, "1.27"):
+    if k.object in (ObjectKind.jobset, ObjectKind.trainjob) and is_version and not names.at_least(plan, "1.27"):
         fix = f"set {WHERE}.version to the server version that `kubectl version` shows, or set {WHERE}.object=job"
         what = f"object={k.object.name} needs Kubernetes 1.27 or later, but version is {k.version}"
         yield broken("KUB-16", what, f"{WHERE}.version", fix=fix)

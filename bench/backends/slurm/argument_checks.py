@@ -109,9 +109,9 @@ def run_folder(subject: Subject) -> Iterator[Finding]:
     """Yield whether the run folder's name contains a character that Slurm or the job would misread."""
     folder = subject.plan.config.launch.folder or ""
     if bad := re.search(r"[\"\\]", folder):
-        fix = f"remove {bad[0]!r} from launch.folder, or remove launch.folder to get a new folder"
+        fix = f"remove '{bad[0]}' from launch.folder, or remove launch.folder to get a new folder"
         yield broken(
-            "CFG-06", f"the path of the run folder contains {bad[0]!r}, which is not allowed", "launch.folder", fix=fix
+            "CFG-06", f"the path of the run folder contains '{bad[0]}', which is not allowed", "launch.folder", fix=fix
         )
 
 

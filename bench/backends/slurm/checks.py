@@ -20,6 +20,7 @@ from bench.contract.schema import ContainerFlags, Device, Runtime
 from bench.errors import ConfigError, SubmitError
 from bench.planning.avoided_nodes import too_few
 from bench.rules.check import Answer, CannotTellError, Finding, Severity, Subject, broken
+from bench.texts import counted
 
 TIMEOUT_S = 15.0
 GROUP_FIELDS = "%P|%a|%l|%D|%G|%c|%m|%t|%s"
@@ -54,14 +55,18 @@ class Group:
 
 
 REFUSALS: tuple[tuple[str, str, str | None], ...] = (
-    (r"[Ii]nvalid account|[Ii]nvalid qos|accounting/QOS", "cluster.slurm.account, cluster.slurm.qos", None),
+    (
+        r"[Ii]nvalid account|[Ii]nvalid qos|accounting/QOS",
+        "cluster.slurm.account, cluster.slurm.qos",
+        "`sacctmgr show assoc user=$USER` lists your accounts and QOS",
+    ),
     (r"[Pp]artition", "cluster.slurm.partition", "`sinfo` lists the partitions that accept jobs"),
     (
         r"time limit",
         "walltime, trials",
         "lower walltime or trials, or set cluster.slurm.partition to a partition with a higher time limit",
     ),
-    (r"Node count", "cluster.num_nodes", None),
+    (r"Node count", "cluster.num_nodes", "`scontrol show partition` shows how many nodes a job may request"),
     (r"GRES|generic resource", "cluster.slurm.gpu_request, cluster.slurm.gpu_type", None),
     (r"reservation", "cluster.slurm.reservation", "`scontrol show reservation` lists the reservations"),
     (
@@ -77,6 +82,11 @@ REFUSALS: tuple[tuple[str, str, str | None], ...] = (
     ),
 )
 """Messages of a refusing sbatch: pattern, config keys that cause it, fix. Source: Slurm 22.05, slurm_errno.c."""
+BY_HAND = (
+    "compare the job with `scontrol show partition` and `sacctmgr show assoc user=$USER`, until `sbatch --test-only "
+    "FILE` accepts the script; `runstop render` prints the script"
+)
+"""The fix if no row of REFUSALS has the message."""
 GPU_REFUSAL = r"GRES|generic resource"
 WAITS = r"nodes? (?:are |is )?(?:busy|not available)|Required node not available|Nodes required for job are"
 """sbatch --test-only prints these for jobs that it would queue."""
@@ -186,7 +196,7 @@ def _size(subject: Subject, available: Sequence[Group], name: str) -> Iterator[F
     up = sum(group.num_nodes for group in available if not group.is_out)
     yield f"{name}: {up} of {total} nodes up"
     if requested > total:
-        fix = f"set cluster.num_nodes to {total} or less"
+        fix = f"set cluster.num_nodes to {_at_most(total)}"
         what = f"the job requests {requested} nodes, but partition {name} has {total}"
         yield broken("SLU-02", what, "cluster.num_nodes", fix=fix)
     elif requested > up:
@@ -222,7 +232,7 @@ def left_out(subject: Subject) -> Iterator[Finding | str]:
         return
     wanted = {group.partition for group in groups(subject)}
     left = {name for name, partition in listed if partition.rstrip("*") in wanted} - set(avoided)
-    yield f"{', '.join(avoided)}; {len(left)} nodes left"
+    yield f"{', '.join(avoided)}; {counted(len(left), 'node')} left"
     if len(left) < num_nodes:
         error = too_few(len(left), num_nodes, avoided, where="cluster.num_nodes")
         yield broken("SLU-02", error.what, error.where, fix=error.fix)
@@ -239,6 +249,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
     for kind, count in (pair for group in available for pair in group.gpus):
         counts[kind] = max(count, counts.get(kind, 0))
     kinds = sorted(filter(None, counts))
+    suitable = [kind for kind in kinds if counts[kind] >= need] or kinds
     most = max((count for kind, count in counts.items() if not is_typed or kind == config.gpu_type), default=0)
     names = (f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in sorted(counts.items()))
     node_gpus = ", ".join(names) or "no GPUs"
@@ -249,7 +260,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
                 f"the job requests no GPUs, but the nodes have {node_gpus}; if Slurm restricts devices, the ranks see "
                 "no GPU"
             )
-            yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds)}", severity="warning")
+            yield broken("SLU-01", what, where, fix=f"set {where}={_usual(kinds, suitable)}", severity="warning")
         return
     if not counts:
         what = "the job requests GPUs, but Slurm lists no GPUs on the nodes of the partition"
@@ -262,7 +273,8 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         )
     elif is_typed and config.gpu_type not in kinds:
         what = f"the job requests GPUs of type {config.gpu_type}, but the nodes have {node_gpus}"
-        fix = f"set cluster.slurm.gpu_type to one of {', '.join(kinds)}" if kinds else f"set {where}=gres"
+        types = f"{'one of ' * (len(suitable) > 1)}{', '.join(suitable)}"
+        fix = f"set cluster.slurm.gpu_type to {types}" if kinds else f"set {where}=gres"
         yield broken("SLU-01", what, "cluster.slurm.gpu_type", fix=fix)
     elif need > most:
         fix = f"set cluster.ranks_per_node={most}"
@@ -270,7 +282,7 @@ def gpus(subject: Subject) -> Iterator[Finding | str]:
         yield broken("SLU-02", what, "cluster.ranks_per_node", fix=fix)
     elif len(kinds) > 1 and not is_typed:
         what = f"the nodes have different types of GPUs ({node_gpus}), but the job requests no GPU type"
-        fix = f"set {where}=gres_typed cluster.slurm.gpu_type={kinds[0]}"
+        fix = f"set {where}=gres_typed cluster.slurm.gpu_type={suitable[0]}"
         yield broken("SLU-01", what, where, fix=fix, severity="warning")
 
 
@@ -281,9 +293,13 @@ def cpus(subject: Subject) -> Iterator[Finding | str]:
     most = biggest.cpus
     yield f"{most} CPUs and {biggest.memory_gib:,.0f} GiB per node"
     if each * ranks > most:
-        what = f"{ranks} ranks with {each} CPUs each need {each * ranks} CPUs, but a node has at most {most}"
-        fix = f"set cluster.slurm.cpus_per_rank to {most // ranks} or less" if most >= ranks else None
-        yield broken("SLU-02", what, "cluster.slurm.cpus_per_rank", fix=fix)
+        need = f"{ranks} ranks with {counted(each, 'CPU')} each need {each * ranks} CPUs"
+        what = f"{f'1 rank needs {each} CPUs' if ranks == 1 else need}, but a node has at most {most}"
+        where, fix = "cluster.slurm.cpus_per_rank", f"set cluster.slurm.cpus_per_rank to {_at_most(most // ranks)}"
+        if most < ranks:
+            where, fix = "cluster.ranks_per_node", f"set cluster.ranks_per_node to {_at_most(most)}"
+            fix += " and cluster.slurm.cpus_per_rank to 1" if each > 1 else ""
+        yield broken("SLU-02", what, where, fix=fix)
 
 
 def accounts(subject: Subject) -> Iterator[Finding | str]:
@@ -323,7 +339,7 @@ def accepted(subject: Subject) -> Iterator[Finding | str]:
         yield from known
     else:
         rows = ((where, fix) for sign, where, fix in REFUSALS if re.search(sign, message))
-        where, fix = next(rows, ("sbatch --test-only", None))
+        where, fix = next(rows, ("sbatch --test-only", BY_HAND))
         yield broken(
             "SLU-01" if re.search(GPU_REFUSAL, message) else "SLU-02",
             f"sbatch refuses the job: {message}",
@@ -383,8 +399,12 @@ def _slurm(subject: Subject) -> Slurm:
     return subject.plan.config.cluster.slurm or Slurm()
 
 
-def _usual(kinds: Sequence[str]) -> str:
-    return f"gres_typed cluster.slurm.gpu_type={kinds[0]}" if len(kinds) > 1 else "gpus_per_node"
+def _at_most(number: int) -> str:
+    return "1" if number == 1 else f"{number} or less"
+
+
+def _usual(kinds: Sequence[str], suitable: Sequence[str]) -> str:
+    return f"gres_typed cluster.slurm.gpu_type={suitable[0]}" if len(kinds) > 1 else "gpus_per_node"
 
 
 _ABORTED = (-6, 134)

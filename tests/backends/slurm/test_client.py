@@ -206,7 +206,7 @@ GPUS = {
         "gpu:a100:8",
         "cluster.slurm.gpu_request=gres_typed",
         "cluster.slurm.gpu_type=h100",
-        "one of a100",
+        "gpu_type to a100",
         "error",
     ),
     "undeclared": ("(null)", "cluster.slurm.gpu_request=gpus_per_node", "walltime=10", "gpu_request=none", "error"),

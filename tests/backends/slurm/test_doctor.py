@@ -59,7 +59,7 @@ def is_accepted(cluster: Cluster, plan: Plan, folder: Path) -> bool:
 WRONG = {
     "partition": (["cluster.slurm.partition=bach"], "SLU-02", "to one of batch, low"),
     "nodes": (["cluster.num_nodes=4"], "SLU-02", "set cluster.num_nodes to 2 or less"),
-    "GPU type": (["cluster.slurm.gpu_type=h200"], "SLU-01", "set cluster.slurm.gpu_type to one of h100"),
+    "GPU type": (["cluster.slurm.gpu_type=h200"], "SLU-01", "set cluster.slurm.gpu_type to h100"),
     "CPUs": (["cluster.slurm.cpus_per_rank=33"], "SLU-02", "set cluster.slurm.cpus_per_rank to 32 or less"),
     "account": (["cluster.slurm.account=nobody"], "SLU-02", "to one of"),
     "QOS": (["cluster.slurm.qos=gold"], "SLU-02", "to one of normal"),
