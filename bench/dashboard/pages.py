@@ -30,6 +30,7 @@ from bench.report.template import Chart, axis, chart, text, view
 from bench.results.measurement import Measurement
 from bench.runs.folder import short
 from bench.studies.measured import as_in_study
+from bench.texts import counted
 
 MOST_LISTED, MOST_COMPARED, MOST_HISTORIES = 300, 8, 24
 _MOST_PAGES = 8
@@ -129,7 +130,8 @@ def live_state(one: Listed, followed: Live) -> Context:
 def comparison(chosen: Sequence[Listed], followed: Live) -> Context:
     """Return the page of some runs side by side; of two, with the verdict of `compare`."""
     if not 2 <= len(chosen) <= MOST_COMPARED:
-        what = f"{len(chosen)} runs are chosen, but 2 to {MOST_COMPARED} can be compared"
+        are = "is" if len(chosen) == 1 else "are"
+        what = f"{counted(len(chosen), 'run')} {are} chosen, but 2 to {MOST_COMPARED} can be compared"
         raise ConfigError(what, where="the list of runs", fix=f"tick 2 to {MOST_COMPARED} runs, then choose compare")
     names = labels.short([one.name for one in chosen])
     sets = [_run_set(one.folder) for one in chosen]

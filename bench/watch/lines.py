@@ -47,7 +47,9 @@ class View:
             return self.progress.phase
         if self.is_reached:
             return "target reached" + (f", {clean(self.outcome)}" if self.outcome not in (None, "valid") else "")
-        return f"stopped: {clean(self.progress.status or 'no status')}"
+        status = clean(self.progress.status or "no status")
+        has_target = bool(self.progress.goals) or self.planned.target is not None
+        return f"stopped: {status}" + (", but the target was not reached" if status == "success" and has_target else "")
 
 
 def line(view: View) -> str:
@@ -131,7 +133,8 @@ def _evaluations(view: View, width: int | None) -> str:
     target, done = goal(view.progress, view.planned), view.progress.evaluations
     goal_text = "" if target is None else f"(target {target.value:g})"
     if not done:
-        return f"none yet  {goal_text}" if goal_text else ""
+        none = "none" if view.progress.phase == "stopped" else "none yet"
+        return f"{none}  {goal_text}" if goal_text else ""
     parts = [_value(e) + ("" if e.samples is None else f" at {e.samples:,}") for e in done[-SHOWN_EVALUATIONS:]]
     older = len(done) > SHOWN_EVALUATIONS
     texts = [

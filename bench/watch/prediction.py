@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import hypot, sqrt
-from statistics import median, stdev
+from statistics import NormalDist, median, stdev
 from typing import TYPE_CHECKING
 
 from bench.contract.stall import Stall
@@ -386,10 +386,20 @@ def _off_band(evaluations: tuple[tuple[float, float], ...], benchmark: str, gbs:
 
 
 def _chance_in_time(seen: Outlook, ahead: Sequence[EvaluationEta]) -> float | None:
-    """Return the probability to reach the target in time; 0 if the next evaluation ends after the walltime."""
-    if seen.left_s is None or not ahead:
+    """Return the probability to reach the target in time; 0 if even a fast next evaluation ends after the walltime."""
+    left_s = seen.left_s
+    if left_s is None or not ahead:
         return None
-    in_time = {eta.samples for eta in ahead if eta.seconds.typical <= seen.left_s}
-    if not in_time:
+    following = ahead[0].seconds
+    if left_s < (following.low if seen.coming else following.typical):
         return 0.0
-    return sum(c.probability for c in seen.coming if c.samples in in_time) if seen.coming else None
+    in_time = {eta.samples: _chance_within(eta.seconds, left_s) for eta in ahead}
+    return sum(c.probability * in_time.get(c.samples, 0.0) for c in seen.coming) if seen.coming else None
+
+
+def _chance_within(time: Span, limit_s: float) -> float:
+    """Return the probability that a time is at most a limit: a normal distribution on each side of the typical time."""
+    width = time.high - time.typical if limit_s > time.typical else time.typical - time.low
+    if width <= 0:
+        return float(limit_s >= time.typical)
+    return NormalDist().cdf(NormalDist().inv_cdf((1 + PACE_SHARE) / 2) * (limit_s - time.typical) / width)

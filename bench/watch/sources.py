@@ -154,10 +154,12 @@ class Watched:
         progress, name = self.progress, self.name
         if self.trials > 1 or progress.trial > 1:
             name += f" trial {progress.trial}" + (f" of {self.trials}" if self.trials >= progress.trial else "")
-        if self.outcome is not None and progress.phase != "stopped" and progress.last_ms is not None:
-            now_ms = progress.last_ms  # it ended without a run_stop
-            progress = replace(progress, phase="stopped", status=self.outcome)
         note = "the log was restarted" if self._restarts else None
+        if not self.has_begun:
+            note = f"waiting for {waits_for}" if self.outcome is None else "the trial ended before it started"
+        if self.outcome is not None and progress.phase != "stopped":
+            now_ms = now_ms if progress.last_ms is None else progress.last_ms  # it ended without a run_stop
+            progress = replace(progress, phase="stopped", status=self.outcome)
         return View(
             name=name,
             progress=progress,
@@ -165,7 +167,7 @@ class Watched:
             outlook=prediction.look(progress, self.planned, now_ms),
             outcome=self.outcome,
             hottest=self.gpus.hottest(now_ms) if self.gpus and progress.phase in RUNNING else None,
-            note=note if self.has_begun else f"waiting for {waits_for}",
+            note=note,
         )
 
 

@@ -174,7 +174,7 @@ def test_runs_are_compared(browser: TestClient) -> None:
     assert re.search(r"What differs.*lora_rank +16 +32", text) and "Means over the valid trials of each run" in text
     assert '"name": "fast"' in page and '"name": "slow"' in page
     alone = browser.get(f"/compare?run={of_run['fast']}&run={of_run['fast']}")
-    assert alone.status_code == 409 and "1 runs are chosen, but 2 to 8 can be compared" in alone.text
+    assert alone.status_code == 409 and "1 run is chosen, but 2 to 8 can be compared" in alone.text
 
 
 @pytest.mark.long

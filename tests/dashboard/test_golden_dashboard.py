@@ -23,7 +23,7 @@ from bench.runs import tags
 from bench.runs.command_line import with_overrides
 from bench.runs.status import Ending, Status
 from helpers import answers_log, golden, planned_log, planted_runs, user_tables
-from helpers.clock import Clock, turned
+from helpers.clock import Clock, in_zone, turned
 from helpers.golden import significant
 from helpers.page import Page
 
@@ -35,8 +35,6 @@ COMPARED = (("fast", "slow"), ("fast", "before", "slow"), ("fast", "answers"), (
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with runs that ended in several ways, and one that is training."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
     planned_log.without_this_machine(monkeypatch)
     user_tables.leave_out(monkeypatch)
     clock: Clock = turned(monkeypatch)
@@ -67,9 +65,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         os.utime(path, (1_800_100_000, 1_800_100_000))
     with planted_runs.under_way(folder / "now") as log:
         log.event(mllog.TRAIN_LOSS, 2.5, samples_count=100)
-        yield folder
-    monkeypatch.undo()
-    time.tzset()
+        monkeypatch.setattr(time, "time_ns", lambda: clock.read_ms()[0] * 10**6)
+        with in_zone("UTC"):
+            yield folder
 
 
 def shown(browser: TestClient, path: str, scratch: Path) -> list[str]:

@@ -143,6 +143,8 @@ def test_moments_of_trials_are_the_golden_ones(monkeypatch: pytest.MonkeyPatch) 
         view = view_of(events, planned, after_s)
         views.append(replace(view, name=name))
         seen = asdict(view.outlook) | {"coming": [asdict(coming) for coming in view.outlook.coming]}
+        if view.outlook.step_time_trend is not None:
+            seen["step_time_trend"] = round(view.outlook.step_time_trend, 12) + 0.0  # no rounding noise, and no -0.0
         lines += [name, *screen([view], 110, 40), f"  {line(view)}", *(f"  {one}" for one in warning_lines(view))]
         lines += [f"  {key} = {significant(value)}" for key, value in seen.items() if value not in (None, (), [])]
         lines += [f"  {evaluation_line(view, one)}" for one in view.progress.evaluations] + [""]

@@ -297,6 +297,34 @@ def test_only_ranks_of_trials_have_a_watchdog() -> None:
     assert (limits["prepare"], limits["trial 0"]) == (None, Stall(factor=7, floor_s=120))
 
 
+def test_the_chance_to_be_in_time_uses_the_range_of_each_time() -> None:
+    """By hand: 5, 50 and 95 % at the ends and the middle of a range; half of the upper range is 0.822 sigma."""
+    time = prediction.Span(100.0, 80.0, 140.0)
+    within = [prediction._chance_within(time, limit_s) for limit_s in (80, 100, 120, 140)]
+    assert within == pytest.approx([0.05, 0.5, 0.7946, 0.95], abs=1e-4)
+    exact = prediction.Span(100.0, 100.0, 100.0)
+    assert [prediction._chance_within(exact, limit_s) for limit_s in (99, 100)] == [0, 1]
+    ahead = [prediction.EvaluationEta(8, prediction.Span(60.0, 50.0, 65.0)), prediction.EvaluationEta(16, time)]
+    coming = tuple(prediction.Coming(samples, 1, 1, 1, share, share) for samples, share in ((8, 0.25), (16, 0.5)))
+    for left_s, expected in ((100.0, 0.25 + 0.5 * 0.5), (49.0, 0.0), (1000.0, 0.75)):
+        seen = prediction.Outlook(left_s=left_s, coming=coming)
+        assert prediction._chance_in_time(seen, ahead) == pytest.approx(expected, abs=1e-4)
+    assert prediction._chance_in_time(prediction.Outlook(left_s=59.0), ahead) == 0
+    assert prediction._chance_in_time(prediction.Outlook(left_s=61.0), ahead) is None
+
+
+def test_a_stopped_trial_that_missed_its_target_says_so() -> None:
+    def state(status: str, loss: float, *, has_target: bool = True) -> str:
+        events = [event for event in trial(loss) if has_target or event.key != "submission_benchmark"]
+        progress = tracked([*events, Event(10**9, "INTERVAL_END", "run_stop", None, {"status": status}, 99)])
+        return View(name="a", progress=progress, planned=Planned(), outlook=prediction.Outlook()).state
+
+    assert state("success", 0.95) == "stopped: success, but the target was not reached"
+    assert state("success", 0.92) == "target reached"
+    assert state("aborted", 0.95) == "stopped: aborted"
+    assert state("success", 0.95, has_target=False) == "stopped: success"
+
+
 def test_short_walltime_is_warned_about() -> None:
     events = trial(0.94, 0.935)
     used_min = events[-1].time_ms / 60_000
