@@ -173,7 +173,8 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
         if unused and not kind.KINDS[judged.kind].has_official_rules:
             raise LogError(
-                f"{' and '.join(unused)} applies only to training logs, but this log is not a training log",
+                f"{' and '.join(unused)} {'apply' if unused[1:] else 'applies'} only to training logs, but this log is "
+                "not a training log",
                 where=str(path),
                 fix=f"remove {' and '.join(unused)} for this log",
             )
@@ -468,11 +469,12 @@ def _power(args: argparse.Namespace) -> "PowerRequest | None":
             "--dc": args.dc,
             "--psu-efficiency": args.psu_efficiency != 1,
         }
-        if unused := " and ".join(name for name, value in given.items() if value):
+        if unused := [name for name, value in given.items() if value]:
+            names = " and ".join(unused)
             raise ConfigError(
-                f"{unused} needs the option --power, which is missing",
+                f"{names} {'need' if unused[1:] else 'needs'} the option --power, which is missing",
                 where="command line",
-                fix=f"add --power, or remove {unused}",
+                fix=f"add --power, or remove {names}",
             )
         return None
     return PowerRequest(

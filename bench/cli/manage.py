@@ -120,7 +120,8 @@ def _gc(args: argparse.Namespace) -> int:
 
     root = args.folder or names.root()
     removable = removal.garbage(root, older_than_days=args.older_than)
-    return _removed(f"of no use in {short(root)}, unchanged for {args.older_than:g} days", removable, args)
+    age = f"{args.older_than:g} {'day' if args.older_than == 1 else 'days'}"
+    return _removed(f"of no use in {short(root)}, unchanged for {age}", removable, args)
 
 
 def _removed(title: str, removable: "Sequence[Removable]", args: argparse.Namespace) -> int:

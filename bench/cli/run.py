@@ -241,7 +241,8 @@ def _add_runs(verbs: arguments.Verbs) -> None:
     parser.add_argument(
         "--status",
         metavar="STATUS",
-        help="only runs that ended so: valid, invalid, failed, interrupted, passed; or that are active or unknown",
+        help="only runs that ended so: valid, invalid, failed, interrupted, passed, ended; or that are active or "
+        "unknown",
     )
     parser.add_argument("--since", metavar="TIME", help="only runs launched since then: an age (36h, 7d) or a date")
     parser.add_argument("--tag", metavar="TAG", help="only runs with this tag (runstop tag); may be a pattern")

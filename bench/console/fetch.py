@@ -16,7 +16,8 @@ def planned_sheet(planned: Planned, token: str) -> TextTable:
     kept = "the revision of the folder" if planned.is_continued else f"of {request.revision or 'the default branch'}"
     gated = "gated: the account must have access" if repo.is_gated else ""
     skipped = len(repo.files) - len(planned.files)
-    left_out = f"{skipped} of the repository are left out" if skipped else "all of the repository"
+    are = "is" if skipped == 1 else "are"
+    left_out = f"{skipped} of the repository {are} left out" if skipped else "all of the repository"
     rows = [
         ("repository", repo.page, gated),
         ("revision", repo.revision, kept),

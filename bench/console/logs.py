@@ -34,10 +34,12 @@ def show(folder: Path, *, num_lines: int | None, follow: bool, as_json: bool = F
     With `as_json`, every line is an object with the name of its file.
 
     Raises:
-        ConfigError: the folder does not exist, or nothing has been written yet.
+        ConfigError: the folder is not a run folder, or has no output (yet).
     """
     if not folder.is_dir():
         raise names.not_a_run(folder)
+    if not any(written(folder)):
+        runs.require_run(folder)
     if not any(written(folder)) and _show_printed(folder, num_lines, follow=follow, as_json=as_json):
         return
     read: dict[Path, int] = {}
@@ -54,11 +56,17 @@ def show(folder: Path, *, num_lines: int | None, follow: bool, as_json: bool = F
             break
         time.sleep(POLL_S)
     if not read:
-        raise ConfigError(
-            "the job of this run has not written any output yet",
-            where=str(folder),
-            fix="run the command again later, or add --follow to wait for the output",
-        )
+        raise _no_output(folder)
+
+
+def _no_output(folder: Path) -> ConfigError:
+    run = runs.in_folders([folder], must_answer=False)[0]
+    if run.status is not None or (run.states and not run.is_active):
+        what, fix = "this run has ended, and its job wrote no output", f"to see why: runstop why {short(folder)}"
+    else:
+        what = "the job of this run has not written any output yet"
+        fix = "run the command again later, or add --follow to wait for the output"
+    return ConfigError(what, where=str(folder), fix=fix)
 
 
 def _show_printed(folder: Path, num_lines: int | None, *, follow: bool, as_json: bool) -> bool:

@@ -30,7 +30,9 @@ SWEEP_COLUMNS = ("run", "overrides", "valid trials", "step time (ms)", "minutes"
 REFRESH_S = 10.0
 ACTIVE, UNKNOWN = "active", "unknown"
 ANY = Filter()
-STATUSES = (ACTIVE, *Ending, UNKNOWN)
+ENDED = "ended"
+"""The state of a run on this machine that ended without a final status."""
+STATUSES = (ACTIVE, *Ending, ENDED, UNKNOWN)
 
 
 def show(
@@ -74,7 +76,7 @@ def show(
 def _is_wanted(run: Run, active: bool, status: str | None) -> bool:
     if active and not (run.is_active or run.may_be_active):
         return False
-    return status is None or status == _status(run)
+    return status is None or status in (_status(run), run.state_name)
 
 
 def _status(run: Run) -> str:

@@ -29,6 +29,8 @@ _NAME_WIDTH = 44
 """Names up to this length are never broken, so that they can be copied."""
 _GAP = 2
 """Spaces between two columns."""
+_VALUE_WIDTH = 12
+"""Minimum width of the values next to names."""
 _LEAST = 3
 """Columns of a list that the narrowest terminal shows, too."""
 
@@ -106,7 +108,7 @@ def _without_wide_commands(sheet: TextTable, written: TextTable, width: int) -> 
 def _table(sheet: TextTable, width: int) -> "Table":
     """Return a table that is at most `width` wide."""
     if not sheet.columns:
-        return _pairs(sheet)
+        return _pairs(sheet, width)
     if sheet.is_list:
         return _list(sheet, width)
     needed = [_needed(sheet, place) for place in range(len(sheet.columns))]
@@ -214,14 +216,16 @@ def _records(sheet: TextTable) -> "Table":
     return table
 
 
-def _pairs(sheet: TextTable) -> "Table":
-    """Return rows of name, value and remark."""
+def _pairs(sheet: TextTable, width: int) -> "Table":
+    """Return rows of name, value and remark; names are broken into lines if they leave too little for the values."""
     from rich.text import Text
 
     table = _empty(sheet, caption=sheet.caption)
     table.show_header = False
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    longest = max((len(row[0]) for row in sheet.rows), default=0)
+    is_tight = longest + _GAP > width - _VALUE_WIDTH
+    table.add_column(no_wrap=not is_tight, overflow="fold")
+    table.add_column(min_width=_VALUE_WIDTH if is_tight else None, overflow="fold")
     for row in sheet.rows:
         name, value, *why = row
         gap = "  " if value and any(why) else ""

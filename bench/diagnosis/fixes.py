@@ -56,7 +56,7 @@ def without_image(clue: Clue, plan: Plan | None) -> Clue:
 
 
 def less_memory(plan: Plan) -> str | None:
-    """Return the smallest valid changes whose estimated memory is below the plan's and fits the GPU, or None."""
+    """Return the smallest valid changes whose estimated memory is visibly below the plan's and fits, or None."""
     trained = training_plan(plan)
     if trained is None or trained.memory is None:
         return None
@@ -66,12 +66,14 @@ def less_memory(plan: Plan) -> str | None:
             needed = required(make_plan.make(changed), TrainingPlan).memory
         except ConfigError:
             continue
-        if needed is not None and needed.fits is not False and needed.total_gib < now:
+        saves = needed is not None and needed.total_gib < now and f"{needed.total_gib:.1f}" != f"{now:.1f}"
+        if needed is not None and needed.fits is not False and saves:
             fitting.append((key, needed.total_gib))
     best = {key.split("=")[0]: f"{key} ({gib:.1f} GiB)" for key, gib in reversed(fitting)}  # the smallest of each key
     if not best:
         return None
-    return f"set one of {', '.join(reversed(best.values()))}; this plan needs {now:.1f} GiB (estimates per GPU)"
+    choice = "one of " if len(best) > 1 else ""
+    return f"set {choice}{', '.join(reversed(best.values()))}; this plan needs {now:.1f} GiB (estimates per GPU)"
 
 
 def _changes(plan: TrainingPlan) -> Iterator[tuple[str, Config]]:

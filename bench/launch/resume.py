@@ -47,8 +47,9 @@ def cancel(folder: Path) -> str:
     require_ours(folder.resolve())
     run = runs.find(folder)
     if not run.is_active:
+        how = "" if run.state_name == "ended" else f" ({run.state_name})"
         raise ConfigError(
-            f"there is nothing to cancel: the run has ended ({run.state_name})",
+            f"there is nothing to cancel: the run has ended{how}",
             where=str(folder),
             fix="no action is needed; `runstop runs` lists the active runs",
         )

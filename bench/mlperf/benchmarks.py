@@ -37,6 +37,10 @@ class Goal:
             return value > self.value or (value == self.value and not self.is_exclusive)
         return self.least < value <= self.value
 
+    def is_below_any_loss(self, value: float) -> bool:
+        """Return whether a value is too low to be a loss."""
+        return not self.higher_is_better and value <= self.least
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

@@ -12,6 +12,7 @@ from bench.contract import mllog
 from bench.mlperf.log import Log, finding, number
 from bench.mlperf.reader import Event
 from bench.rules.finding import Finding, Severity
+from bench.texts import counted
 
 SLEWED = 500e-6
 """The fastest rate at which NTP slews a clock: 500 ppm (the kernel's limit, adjtimex). Linux slews the monotonic clock
@@ -65,8 +66,8 @@ def _moves(log: Log, timed: Sequence[Event]) -> Iterator[Finding]:
     untimed = [e.line for e in _until_run_stop(log) if number(e.metadata.get(mllog.MONOTONIC_MS)) is None]
     if untimed:
         message = (
-            f"{len(untimed)} records have no {mllog.MONOTONIC_MS}, but other records have it: records were "
-            f"added or changed"
+            f"{counted(len(untimed), 'record')} {'has' if len(untimed) == 1 else 'have'} no {mllog.MONOTONIC_MS}, but "
+            f"other records have it: records were added or changed"
         )
         yield finding("LOG-19", "error", untimed[0], message)
         return
@@ -116,15 +117,17 @@ def _jump_text(before: Moment, after: Moment) -> str:
 
 
 def _both_times(log: Log) -> str:
-    """Return the duration of the run by each clock; empty if one of them is missing."""
+    """Return the duration of the run by each clock; empty if one of them is missing, or if both texts are equal."""
     start, stop = log.single(mllog.RUN_START), log.single(mllog.RUN_STOP)
     if start is None or stop is None:
         return ""
     began, ended = (number(event.metadata.get(mllog.MONOTONIC_MS)) for event in (start, stop))
     if began is None or ended is None:
         return ""
-    by_time_ms = seconds(stop.time_ms - start.time_ms)
-    return f"; the run took {seconds(ended - began)} on the monotonic clock, but {by_time_ms} according to time_ms"
+    by_monotonic, by_time_ms = seconds(ended - began), seconds(stop.time_ms - start.time_ms)
+    if by_monotonic == by_time_ms:
+        return ""
+    return f"; the run took {by_monotonic} on the monotonic clock, but {by_time_ms} according to time_ms"
 
 
 def _falls(events: Sequence[Event]) -> Iterator[Finding]:

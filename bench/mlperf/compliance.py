@@ -25,7 +25,7 @@ from bench.mlperf.log import Log, finding
 from bench.mlperf.official import RULESETS, ruleset_of
 from bench.mlperf.reader import Event, is_number
 from bench.rules.finding import Finding, Severity
-from bench.texts import nearest
+from bench.texts import counted, nearest
 
 _ORDER = (
     (mllog.INIT_START, mllog.INIT_STOP),
@@ -49,6 +49,8 @@ _COUNTED: dict[str, tuple[str, ...]] = {
     mllog.EVAL_ACCURACY: ("samples_count", "epoch_num"),
 }
 """Records whose metadata count the progress of training, in one of these units."""
+_WITHOUT_TRAINING = (mllog.ANSWERS_REQUESTED, mllog.LOADS_REQUESTED, mllog.KERNELS_REQUESTED)
+"""Records of logs that do not train, so they have no evaluation."""
 _INIT_LIMIT_MIN = {False: 30, True: 240}
 """True: open division."""
 _MAX_SHOWN = 5
@@ -127,15 +129,14 @@ def _check_init(log: Log) -> Iterator[Finding]:
 def _check_evaluations(log: Log) -> Iterator[Finding]:
     records = log.all(mllog.EVAL_ACCURACY)
     if not records:
-        yield finding("LOG-06", "error" if log.goals else "warning", None, "the log has no eval_accuracy")
+        if log.goals or not any(map(log.all, _WITHOUT_TRAINING)):
+            yield finding("LOG-06", "error" if log.goals else "warning", None, "the log has no eval_accuracy")
     elif log.goals and not log.converged:
-        goals = " and ".join(map(str, log.goals))
-        yield finding(
-            "LOG-07",
-            "error",
-            records[-1].line,
-            f"the last evaluation is {records[-1].value!r:.40}, but the target is {goals}",
-        )
+        last, goals = records[-1].value, " and ".join(map(str, log.goals))
+        required = f"the target is {goals}"
+        if len(log.goals) == 1 and is_number(last) and log.goals[0].is_below_any_loss(last):
+            required = f"a loss must be above {log.goals[0].least:g}"
+        yield finding("LOG-07", "error", records[-1].line, f"the last evaluation is {last!r:.40}, but {required}")
     yield from _check_open_metric(log)
     yield from _check_places(log)
 
@@ -152,7 +153,7 @@ def _check_open_metric(log: Log) -> Iterator[Finding]:
         what = f"no {key} reaches the target of MLPerf's open division, {goal}"
         yield finding("LOG-07", "error", records[-1].line, what)
     if uncounted := [event for event in records if not _is_count(event.metadata.get("samples_count"))]:
-        yield finding("EVL-03", "error", uncounted[0].line, f"{len(uncounted)} records {key} have no samples_count")
+        yield finding("EVL-03", "error", uncounted[0].line, f"{_have(len(uncounted), key)} no samples_count")
 
 
 def _check_places(log: Log) -> Iterator[Finding]:
@@ -210,7 +211,7 @@ def _check_records(log: Log) -> Iterator[Finding]:
                 "LOG-08",
                 "error",
                 bad[0].line,
-                f"{key} is {bad[0].value!r:.40}, which is not a finite number ({len(bad)} records)",
+                f"{key} is {bad[0].value!r:.40}, which is not a finite number ({counted(len(bad), 'record')})",
             )
     if log.garbled:
         first, count = log.garbled[0], len(log.garbled)
@@ -218,7 +219,8 @@ def _check_records(log: Log) -> Iterator[Finding]:
             "LOG-09",
             "error",
             first.line,
-            f"{count} records are malformed; the first one: {first.reason} in {first.text}",
+            f"{counted(count, 'record')} {'is' if count == 1 else 'are'} malformed; the first one: {first.reason} in "
+            f"{first.text}",
         )
 
 
@@ -297,7 +299,12 @@ def _check_counts(log: Log) -> Iterator[Finding]:
         bad = [e for e in log.all(key) if not any(_is_count(e.metadata.get(unit)) for unit in known)]
         if bad:
             rule = "EVL-03" if is_evaluation else "LOG-10"
-            yield finding(rule, "error", bad[0].line, f"{len(bad)} records {key} have no {' or '.join(known)}")
+            yield finding(rule, "error", bad[0].line, f"{_have(len(bad), key)} no {' or '.join(known)}")
+
+
+def _have(number: int, key: str) -> str:
+    """Return such as `1 record eval_stop has` or `2 records eval_stop have`."""
+    return f"{counted(number, 'record')} {key} {'has' if number == 1 else 'have'}"
 
 
 def _is_count(value: Any) -> bool:

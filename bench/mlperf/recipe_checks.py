@@ -102,11 +102,14 @@ def _check_schedule(log: Log) -> Iterator[Finding]:
         return
     at = [(event, samples) for event in log.evaluations if (samples := log.samples(event)) is not None]
     first, every = schedule.first(gbs), schedule.interval(gbs)
-    off = [event for n, (event, samples) in enumerate(at) if samples != first + n * every]
-    if off:
-        seen = ", ".join(f"{samples:,.0f}" for _, samples in at[:3])
-        message = f"evaluations are at {seen}, … samples; the rules require {first:,}, then every {every:,} (GBS {gbs})"
-        yield finding("EVL-01", "warning", off[0].line, message)
+    for n, (event, samples) in enumerate(at):
+        if samples != (due := first + n * every):
+            message = (
+                f"evaluation {n + 1} is at {samples:,.0f} samples, but is due at {due:,}; the rules require "
+                f"{first:,}, then every {every:,} (GBS {gbs})"
+            )
+            yield finding("EVL-01", "warning", event.line, message)
+            break
     if (passed := log.first_reached) and (samples := log.samples(passed)) is not None:
         due = max(0, round((samples - first) / every))
         if abs(samples - first - due * every) > gbs * (first // every + due):

@@ -78,9 +78,8 @@ def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: i
         return None
     numbers = layout.memory.rank_trainable_parameters / (layout.world.dp * layout.world.cp)
     sent = 2 * (groups - 1) / groups * numbers * BYTES[local_sgd.compress]
-    network_gbs, cost = config.cluster.network_gbs, layout.cost
-    tcp_share = transports.load(transports.SOCKETS).share
-    exchange_s = None if network_gbs is None else sent / (network_gbs * tcp_share) / 1e9
+    network_gbs, cost = exchange_gbs(config), layout.cost
+    exchange_s = None if network_gbs is None else sent / network_gbs / 1e9
     step_s = local_sgd.step_time_s or (cost.step_s if cost else None)
     synchronous_s = _synchronous_s(config, layout, step_s) if groups > 1 else step_s
     averagings, waiting = _averagings(config, evaluation, max_steps)
@@ -99,6 +98,12 @@ def predict(config: Config, layout: Layout, evaluation: Evaluation, max_steps: i
         break_even_one_group=_break_even(exchange_s, step_s and (groups - 1) * step_s),
         break_even_synchronous=_break_even(exchange_s, synchronous_s and step_s and synchronous_s - step_s),
     )
+
+
+def exchange_gbs(config: Config) -> float | None:
+    """Return the rate at which a rank averages its weights, which go over TCP; None without cluster.network_gbs."""
+    network_gbs = config.cluster.network_gbs
+    return None if network_gbs is None else network_gbs * transports.load(transports.SOCKETS).share
 
 
 def _averagings(config: Config, evaluation: Evaluation, max_steps: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from bench.contract.training import Recompute, StartsFrom
 from bench.planning import layouts, projection
 from bench.planning.estimates import memory_traffic, transports
 from bench.planning.estimates.parameters import active_parameters
+from bench.planning.local_sgd import exchange_gbs
 from bench.report import described_models
 from bench.report.tables import (
     memory_label,
@@ -270,7 +271,7 @@ def _local_sgd(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         missing = "cluster.network_gbs" if estimate.exchange_s is None else "a step time (recipe.local_sgd.step_time_s)"
         yield "local SGD efficiency", f"not estimated: {missing} is not set"
         return
-    network = f"{plan.config.cluster.network_gbs:g} GB/s per rank"
+    network = f"{exchange_gbs(plan.config):.3g} GB/s per rank"
     yield (
         "local SGD efficiency",
         (

@@ -170,7 +170,9 @@ def _facts(path: Path, entry: Entry) -> Iterator[Compared]:
     for name in ("minutes", "samples_to_target", "eval_final"):
         in_ledger, in_log = getattr(entry, name), getattr(result, name)
         if in_ledger is not None or in_log is not None:
-            yield _same(f"{path.name}, {name} in the ledger", str(in_log), str(in_ledger))
+            expected = "not in the log" if in_log is None else str(in_log)
+            actual = "not in the ledger" if in_ledger is None else str(in_ledger)
+            yield _same(f"{path.name}, {name} in the ledger", expected, actual)
 
 
 def _plan(folder: Path, plan: Plan | None) -> Iterator[Compared]:

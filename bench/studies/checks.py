@@ -265,9 +265,10 @@ def _check_bounds(study: Study, statement: Statement, *, where: str) -> None:
         return
     _require_column(study, statement.measurement, where=where)
     if not bounds or min(bounds) <= 0 or bounds != sorted(bounds):
+        at_least, at_most = ("not set" if one is None else one for one in (statement.at_least, statement.at_most))
         raise ConfigError(
-            f"at_least is {statement.at_least} and at_most is {statement.at_most}, but these bounds must be "
-            "positive numbers in ascending order",
+            f"at_least is {at_least} and at_most is {at_most}, but these bounds must be positive numbers in "
+            "ascending order",
             where=where,
             fix="set at_least or at_most to a positive number; if both keys are set, at_most must be larger",
         )

@@ -122,3 +122,10 @@ def test_a_terminal_never_breaks_a_command(path: str | None, monkeypatch: pytest
     lines = out.text.splitlines()
     assert f"fix: {in_this_shell(fix)}" in lines and in_this_shell(last) in lines and "what to do now" in lines
     assert not any(line.startswith("fix ") for line in lines)
+
+
+def test_a_name_as_wide_as_the_terminal_leaves_12_columns_for_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "share of these rates with heads of 64, forward and backward"
+    out = terminal(monkeypatch, 60)
+    show(TextTable("rates", [(name, "0.76 / 0.60", "")]), file=out)
+    assert "0.76 / 0.60" in out.text

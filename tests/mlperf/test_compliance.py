@@ -167,6 +167,27 @@ def test_one_step_late_per_interval_is_on_schedule(written_log: MakeLog, late_by
     assert {finding.rule for finding in findings(path)} == rules
 
 
+def test_the_first_evaluation_that_is_off_schedule_is_named(written_log: MakeLog) -> None:
+    path = written_log(evals=(0.95, 0.94, 0.93, 0.92))
+    path.write_text(path.read_text().replace('"samples_count": 2688', '"samples_count": 2696'))
+    assert [finding.what for finding in findings(path)] == [
+        "evaluation 4 is at 2,696 samples, but is due at 2,688; the rules require 1,536, then every 384 (GBS 8)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "required"),
+    [("0.926", "the target is ≤ 0.925"), ("0", "a loss must be above 0"), ("-1.0", "a loss must be above 0")],
+)
+def test_a_value_that_no_loss_has_is_not_compared_with_the_target(
+    written_log: MakeLog, value: str, required: str
+) -> None:
+    path = written_log()
+    path.write_text(re.sub(r'(eval_accuracy", "value": )0.92,', rf"\g<1>{value},", path.read_text()))
+    (error,) = [finding for finding in findings(path) if finding.rule == "LOG-07"]
+    assert error.what.startswith(f"the last evaluation is {value}, but {required}")
+
+
 def test_batch_size_that_no_evaluation_fits_is_an_error(written_log: MakeLog) -> None:
     """Batches of 8 logged as 9: 1,536 samples are no whole number of steps."""
     (error,) = [f for f in findings(written_log(global_batch_size=9)) if f.severity == "error"]

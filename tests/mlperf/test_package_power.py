@@ -173,7 +173,7 @@ def test_nodes_without_switches_and_wrong_units_are_found(run: Path) -> None:
 def test_options_of_power_are_checked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["pack", str(run), "-o", str(run.parent / "package"), "--org", "example"]
     for more, message in (
-        (["--switch-watts", "100", "--dc"], "--switch-watts and --dc needs the option --power"),
+        (["--switch-watts", "100", "--dc"], "--switch-watts and --dc need the option --power"),
         (["--power", "--psu-efficiency", "1.5"], "the efficiency of the power supplies is 1.5"),
         (["--power", "--switch-watts", "-3"], "the power of a switch is -3 W"),
         (["--power", "gpus", "--meter", "x.csv"], "--meter gives the power of nodes"),

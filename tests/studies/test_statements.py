@@ -198,10 +198,10 @@ def test_a_session_estimates_arms_that_do_not_fit(tmp_path: Path, monkeypatch: p
     ("there", "wrong", "message"),
     [
         ("at_least: 0.5", "runs: 3", r"unknown key 'runs'"),
-        ("    at_least: 0.5\n", "", r"at_least is None and at_most is None, but[\s\S]*statements\[0\]"),
+        ("    at_least: 0.5\n", "", r"at_least is not set and at_most is not set, but[\s\S]*statements\[0\]"),
         ("at_least: 0.5", "at_least: 2\n    at_most: 1", r"at_least is 2.0 and at_most is 1.0"),
         ("at_least: 0.5", "fits: true", r"the statement has the key `fits`, which cannot be used with `measurement`"),
-        ("at_least: 0.5", "at_least: 0", r"at_least is 0.0 and at_most is None"),
+        ("at_least: 0.5", "at_least: 0", r"at_least is 0.0 and at_most is not set"),
         (
             "measurement: throughput_per_gpu\n    at_least: 0.5",
             "measurement: mfu\n    at_least: 1",
