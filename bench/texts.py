@@ -61,6 +61,13 @@ def counted(number: int, unit: str) -> str:
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
+def with_article(name: str) -> str:
+    """Return a name with a or an, as it is spoken: `an NVIDIA H100`, `an L4`, `a Tesla T4`."""
+    letters = re.findall("[A-Za-z]*", name)[0]
+    vowels = "AEFHILMNORSX" if letters.isupper() else "AEIOaeio"
+    return f"{'an' if letters.startswith(tuple(vowels)) else 'a'} {name}"
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Return whole numbers as sorted ranges: `0, 4-7` for 0, 4, 5, 6, 7."""
     runs: list[list[int]] = []

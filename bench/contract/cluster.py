@@ -383,6 +383,13 @@ class Gpu:
         )
 
     @property
+    def why_no_fp8(self) -> str:
+        """What a message says about a GPU without FP8. Some of AMD's GPUs have FP8 in other formats than runstop."""
+        if self.vendor is GpuVendor.amd:
+            return f"runstop's FP8 format is E4M3FN, and {self.name} has no peak rate in this format"
+        return f"{self.name} does not support FP8"
+
+    @property
     def has_run(self) -> bool:
         """Whether runstop has trained on a GPU of this vendor."""
         return self.vendor is GpuVendor.nvidia

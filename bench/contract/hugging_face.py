@@ -196,6 +196,8 @@ def _header(path: Path) -> dict[str, Stored]:
             if length > LONGEST_HEADER:
                 raise ValueError("the file has no header")
             entries = json.loads(file.read(length))
+        if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+            raise ValueError("the header is not an object that describes each tensor")
         entries.pop("__metadata__", None)
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         size, expected_size = path.stat().st_size, 8 + length + end

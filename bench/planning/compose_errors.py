@@ -223,7 +223,7 @@ def _wrong_value(text: str, words: Sequence[str]) -> ConfigError | None:
             fix="close the brace, or write the value itself; put an override with $ in single quotes",
         )
     if "no viable alternative" in text or "mismatched input" in text or "Error parsing override" in text:
-        return ConfigError(
+        return next(filter(None, map(_unclosed, words)), None) or ConfigError(
             text.splitlines()[0],
             where="command line",
             fix="quote list items that contain an equals sign, comma or colon, and quote the whole override for the "
@@ -232,11 +232,37 @@ def _wrong_value(text: str, words: Sequence[str]) -> ConfigError | None:
     return None
 
 
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+def _unclosed(override: str) -> ConfigError | None:
+    """Return the error of an override whose last open bracket is not closed; None if all brackets are closed."""
+    opened: list[str] = []
+    quote = ""
+    for letter in override.partition("=")[2]:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in _CLOSING:
+            opened.append(letter)
+        elif opened and letter == _CLOSING[opened[-1]]:
+            opened.pop()
+    if not opened:
+        return None
+    return ConfigError(
+        f"the override {override} has {opened[-1]} without the closing {_CLOSING[opened[-1]]}",
+        where="command line",
+        fix="close each bracket, and put the whole override in single quotes",
+    )
+
+
 def _wrong_type(key: str, text: str, words: Sequence[str]) -> ConfigError:
     """Return the error of a value that a key does not take: what it takes, with an example."""
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return _missing_value(key, missing[1], words)
     message = next(line for line in text.splitlines() if not line.startswith(("In '", "Error merging")))
+    message = re.sub(r"^\w+ raised while resolving interpolation: ", "", message)
     if "does not support deletion" in message:
         fix = f"remove ~{key}, or set its value: {config_keys.example(key, '')}"
         return InvalidValueError(f"{key} cannot be deleted", where="command line", fix=fix, key=key, value=None)
@@ -258,6 +284,10 @@ def _wrong_type(key: str, text: str, words: Sequence[str]) -> ConfigError:
     if wanted and any(part in message for part in _OF_TYPE) and (is_null or value is not None):
         value = "null" if is_null else value or ""
         what = f"{key} is {_shown(value)}, but must be {wanted}"
+    if "Cannot merge" in message and wanted:  # a list for a block, or a block for a list
+        is_list = config_keys.takes_list(key)
+        what = f"{key} is a {'block' if is_list else 'list'}, but must be {wanted}"
+        return InvalidValueError(what, where=where, fix=_fix_of_value(key, ""), key=key, value=value)
     return InvalidValueError(what, where=where, fix=_fix_of_value(key, value or ""), key=key, value=value)
 
 

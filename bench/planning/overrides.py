@@ -39,6 +39,8 @@ def check(
     _check_spaces(words)
     knows_choices = knows_choices and not any(override.startswith("hydra.searchpath") for override in words)
     for override in words:
+        if override == "~":
+            raise ConfigError("~ has no key", where="command line", fix="write ~KEY, without a space, or remove ~")
         if "=" not in override and not override.startswith("~"):
             raise not_an_override(override, config_dir=config_dir)
     given: dict[str, str] = {}
@@ -123,10 +125,13 @@ def require_several(words: Sequence[str]) -> None:
 
 def has_several(value: str) -> bool:
     """Return whether a value has commas outside of brackets and quotes, or is a sweep by a function of Hydra."""
-    if _FUNCTIONS.match(value):
-        return True
+    return _FUNCTIONS.match(value) is not None or _first_comma(value) is not None
+
+
+def _first_comma(value: str) -> int | None:
+    """Return the place of the first comma outside of brackets and quotes; None if there is none."""
     depth, quote = 0, ""
-    for letter in value:
+    for place, letter in enumerate(value):
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"":
@@ -136,19 +141,31 @@ def has_several(value: str) -> bool:
         elif letter in "]})":
             depth -= 1
         elif letter == "," and not depth:
-            return True
-    return False
+            return place
+    return None
+
+
+_FIRST_OF_FUNCTION = re.compile(r"(?:choice|range)\(\s*([^\s,=()\[\]{}'\"]+)\s*[,)]")
+
+
+def _first_value(value: str) -> str:
+    """Return the first of several values; empty if a function does not name it."""
+    if _FUNCTIONS.match(value):
+        named = _FIRST_OF_FUNCTION.match(value)
+        return named[1] if named else ""
+    return value[: _first_comma(value)]
 
 
 def several_values(key: str, value: str) -> ConfigError:
     """Return the error of a key with several values, which needs --multirun."""
-    first = value.partition(",")[0]
+    first = _first_value(value)
     if config_keys.takes_list(key):
         return ConfigError(f"{key} takes a list, which is written in brackets", where=key, fix=f"write {key}=[{value}]")
     if config_keys.takes_number(key) and _DECIMAL_COMMA.fullmatch(value):
         what, fix = f"{key} has a decimal comma: {value}", f"write a decimal point: {key}={value.replace(',', '.')}"
         return ConfigError(what, where=key, fix=fix)
-    fix = f"write one value, such as {key}={first}; to run each: runstop launch {key}={value} --multirun"
+    example = f", such as {key}={first}" if first else ""
+    fix = f"write one value{example}; to run each: runstop launch {key}={value} --multirun"
     return ConfigError(f"{key} has several values, but takes one value: {value}", where=key, fix=fix)
 
 
@@ -232,6 +249,7 @@ def _check_spaces(words: Sequence[str]) -> None:
 def _check_form(override: str, key: str, value: str) -> None:
     """Refuse an override without a key, and `==`."""
     if not key:
+        value = value.lstrip("=")
         raise ConfigError(
             f"{override} has no key, but an override must be KEY=VALUE",
             where="command line",

@@ -6,6 +6,7 @@ from bench.contract.schema import Config, Device
 from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning.parallelism import check_tensor_parallel
+from bench.texts import counted
 
 WHERE = "parallel.groups, parallel.tp"
 
@@ -19,17 +20,19 @@ def split(config: Config) -> World:
         ConfigError: they do not use exactly the GPUs of the cluster, or the model cannot be split like this.
     """
     groups, tp = _chosen(config)
-    c, unit = config.cluster, "GPUs" if config.cluster.device is Device.cuda else "ranks"
+    c, unit = config.cluster, "GPU" if config.cluster.device is Device.cuda else "rank"
     num_gpus, num_ranks, shares = c.num_nodes * c.ranks_per_node, groups * tp, bool(config.parallel.share_gpu)
     if num_ranks != num_gpus and not (shares and num_ranks > num_gpus):
         raise ConfigError(
-            f"{groups} replicas of {tp} {unit} need {num_ranks} {unit}, but the cluster has {num_gpus} {unit}",
+            f"{counted(groups, 'replica')} of {counted(tp, unit)} need{'s' if groups == 1 else ''} "
+            f"{counted(num_ranks, unit)}, but the cluster has {counted(num_gpus, unit)}",
             where=WHERE,
             fix=_replicas_fix(config, num_ranks=num_ranks, num_gpus=num_gpus),
         )
     if groups % c.num_nodes:
         raise ConfigError(
-            f"{groups} replicas cannot be divided evenly over {c.num_nodes} nodes, and a replica cannot span two nodes",
+            f"{counted(groups, 'replica')} cannot be divided evenly over {c.num_nodes} nodes, and a replica cannot "
+            "span two nodes",
             where=f"{WHERE}, cluster.num_nodes",
             fix=f"set parallel.groups to a multiple of {c.num_nodes}",
         )
@@ -73,7 +76,7 @@ def _chosen(config: Config) -> tuple[int, int]:
         if num_ranks % tp:
             divisors = ", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0)
             raise ConfigError(
-                f"{num_ranks} ranks cannot be split into replicas of {tp} ranks",
+                f"{counted(num_ranks, 'rank')} cannot be split into replicas of {tp} ranks",
                 where="parallel.tp",
                 fix=f"set parallel.tp to one of {divisors}",
             )
@@ -102,8 +105,9 @@ def _of_hosts(config: Config) -> tuple[int, int] | None:
     replicas, p = (groups * len(hosts), size), config.parallel
     if (p.groups or replicas[0], p.tp or replicas[1]) != replicas:
         raise ConfigError(
-            f"cluster.hosts sets {replicas[0]} groups of {replicas[1]} GPUs, but parallel.groups and parallel.tp set "
-            f"{p.groups or replicas[0]} groups of {p.tp or replicas[1]} GPUs",
+            f"cluster.hosts sets {counted(replicas[0], 'group')} of {counted(replicas[1], 'GPU')}, but parallel.groups "
+            f"and parallel.tp set {counted(p.groups or replicas[0], 'group')} of "
+            f"{counted(p.tp or replicas[1], 'GPU')}",
             where=f"cluster.hosts, {WHERE}",
             fix="remove the groups from cluster.hosts, or remove parallel.groups and parallel.tp",
         )

@@ -37,7 +37,7 @@ from helpers import (
     serving_log,
     user_tables,
 )
-from helpers.clock import Clock
+from helpers.clock import Clock, in_zone
 from helpers.facts import SOUND
 from helpers.nodes import health_report
 from jobs.node_checks.floors import judged
@@ -142,18 +142,16 @@ def _checked(folder: Path, days_ago: float, slow: str) -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with runs, files and other inputs of the commands."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
     planned_log.without_this_machine(monkeypatch)
     user_tables.leave_out(monkeypatch)
     folder, clock = tmp_path / "here", Clock()
     (folder / "home").mkdir(parents=True)
     monkeypatch.setattr(mllog, "clocks_ms", clock.read_ms)
     monkeypatch.setattr(time, "time", lambda: float(NOW_S))
-    furnish(folder, clock)
-    yield folder
-    monkeypatch.undo()
-    time.tzset()
+    monkeypatch.setattr(time, "time_ns", lambda: NOW_S * 10**9)
+    with in_zone("UTC"):
+        furnish(folder, clock)
+        yield folder
 
 
 VARYING = (

@@ -102,11 +102,19 @@ def test_runs_are_filtered(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert listed_names() == ["aaaa", "bbbb"]
     assert listed_names("--since", "2d") == ["aaaa"] and listed_names("--since", "2001-01-01") == ["aaaa", "bbbb"]
     assert listed_names("--status", "failed") == ["aaaa"] and listed_names("--status", "unknown") == ["bbbb"]
+    assert listed_names("--status", "ended") == ["bbbb"], "a run on this machine without a final status"
     assert listed_names("--task", "lora_*", "--tag", "x") == ["bbbb"] and listed_names("--cluster", "dgx*") == []
     assert listed_names("latest~1") == ["bbbb"] and listed_names(str(run)) == ["aaaa"]
     assert "'x' is not a time" in answer(capsys, "runs", "--since", "x", code=2)
     assert "choose one of active, valid" in answer(capsys, "runs", "--status", "x", code=2)
     assert "this file is not a run folder" in answer(capsys, "runs", str(run / "plan.json"), code=2)
+
+
+def test_without_output_logs_says_whether_the_run_has_ended(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "this run has ended, and its job wrote no output" in answer(capsys, "logs", str(run), code=2)
+    (run / "status.json").unlink()
+    assert "this run has ended" in answer(capsys, "logs", str(run), code=2), "its driver is gone"
+    assert "this folder is not a run folder" in answer(capsys, "logs", "runs", code=2)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -120,7 +120,7 @@ GENERATION = "task.generation"
         ),
         (
             [TINY, f"{GENERATION}.lengths=[8]"],
-            "there are 1 requests for 2 replicas, so some replicas would have no work",
+            "the task has 1 request for 2 replicas, so some replicas would have no work",
             "parallel.groups",
         ),
         (
@@ -163,7 +163,7 @@ GENERATION = "task.generation"
         ),
         (
             [TINY, "parallel.groups=3"],
-            "3 replicas of 1 ranks need 3 ranks, but the cluster has 2 ranks",
+            "3 replicas of 1 rank need 3 ranks, but the cluster has 2 ranks",
             "parallel.groups",
         ),
         ([TINY, "parallel.tp=2"], "tp is 2, but engine=huggingface does not support tensor", "parallel.tp"),

@@ -38,7 +38,7 @@ REFUSED = {
         "parallel.tp",
         "tp 2 is set, but engine=huggingface supports only data parallelism",
     ),
-    "pipeline": (["parallel.pp=2", "parallel.vpp=2"], "parallel.pp, parallel.vpp", "pp 2, vpp 2"),
+    "pipeline": (["parallel.pp=2", "parallel.vpp=2"], "parallel.pp, parallel.vpp", "pp 2 and vpp 2 are set"),
     "FP8": (["precision=fp8"], "precision", "engine=huggingface does not support FP8"),
     "stochastic moments": (
         ["recipe.moments=bf16"],

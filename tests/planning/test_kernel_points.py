@@ -162,6 +162,8 @@ TINY = "task=kernels_tiny"
             r"\[64, 100, 64\] is not possible in FP8: N and K must be",
             "gemm.shapes",
         ),
+        ([TINY, "task.kernels.gemm.sustained=[[1]]"], r"\[1\] is not a valid shape", "task.kernels.gemm.sustained"),
+        ([TINY, "task.kernels.attention.seq_lengths=[]"], "the list of sequence lengths is empty", "seq_lengths"),
         (
             [TINY, "task.kernels.attention.seq_lengths=[60]"],
             "256 tokens cannot be divided into sequences of 60 tokens",
@@ -176,7 +178,7 @@ TINY = "task=kernels_tiny"
         ),
         (
             ["task=gemm", "cluster=dgxh200", "gpu@cluster.gpu=a100", "task.kernels.gemm.precisions=[fp8]"],
-            "a NVIDIA A100 SXM 80GB does not support GEMMs in FP8",
+            "an NVIDIA A100 SXM 80GB does not support GEMMs in FP8",
             "gemm.precisions",
         ),
         (

@@ -129,7 +129,7 @@ def test_without_rates_the_simplest_layout_that_fits_is_chosen() -> None:
 
 
 def test_if_no_layout_fits_the_smallest_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GiB per GPU, but a .* has 9") as refused:
+    with pytest.raises(ConfigError, match="GiB per GPU, but an .* has 9") as refused:
         compose.compose(["task=lora70b", "cluster=dgx1", "cluster.gpu.memory_gib=9"])
     closest = min(one.memory.total_gib for one in layouts.ranked(_small()))
     assert f"{closest:.1f} GiB per GPU" in refused.value.what

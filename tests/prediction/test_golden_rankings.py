@@ -5,7 +5,7 @@ After a change on purpose, run it once with WRITE_RANKINGS=1, and read the diffe
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -107,9 +107,8 @@ def splits() -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", [settings, errors, refusals, splits], ids=lambda part: part.__name__)
-def test_rankings_are_the_golden_ones(part: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_are_the_golden_ones(part: Callable[[], Iterator[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     user_tables.leave_out(monkeypatch)
-    assert callable(part)
     text = "\n".join([*part(), ""])
     golden.require(text, GOLDEN / f"{part.__name__}.txt", variable="WRITE_RANKINGS")
 

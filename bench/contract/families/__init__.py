@@ -90,15 +90,18 @@ def of_model(model: Model) -> Family:
     candidates = [FAMILIES[model.family]] if model.family else list(FAMILIES.values())
     family = next((one for one in candidates if one.has_layers_of(model)), None)
     if family is None:
+        m = model.experts
+        experts = None if m is None else f"{m.num_experts}, normalize_top_k={m.normalize_top_k}"
         expected_family = f"the family {model.family}" if model.family else "any model family"
         raise ConfigError(
             f"the layers of the model {model.name} do not match {expected_family}: norm={model.norm.name}, "
             f"activation={model.activation.name}, position={model.position.name}, bias={model.bias}, "
             f"num_query_groups={model.num_query_groups}, qkv_bias={model.qkv_bias}, qk_norm={model.qk_norm}, "
-            f"experts={model.experts.num_experts if model.experts else None}",
+            f"experts={experts}",
             where="model",
             fix="use the layers of a Llama (RMSNorm, swiglu, rope, no bias), a Qwen2 (with qkv_bias), a Qwen3 (with "
-            "qk_norm), a Mixtral (with experts) or a GPT-3 (LayerNorm, gelu, learned positions, biases)",
+            "qk_norm), a Mixtral (with experts and normalize_top_k) or a GPT-3 (LayerNorm, gelu, learned positions, "
+            "biases)",
         )
     return family
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from bench.contract import families
-from bench.contract.cluster import require_even
+from bench.contract.cluster import GpuVendor, require_even
 from bench.contract.described_model import FAMILY
 from bench.contract.model import Position
 from bench.contract.schema import BackendName, Config, Device, EngineName, Precision
@@ -58,7 +58,7 @@ def _check_kind(config: Config) -> None:
             raise ConfigError(
                 f"task {task.name} trains, but the block {key} is missing",
                 where=key,
-                fix=f"remove ~{key} from the command line, or add the block {key} to the task's file",
+                fix=f"remove ~{key} or {key}=null from the command line, or add the block {key} to the task's file",
             )
         if block is not None and task.kind is not Kind.train:
             raise ConfigError(
@@ -193,7 +193,9 @@ def _check_spares(config: Config) -> None:
         raise ConfigError(
             f"cluster.spare_nodes is {c.spare_nodes}, but launch.replace_slow is false, so no spare node can be used",
             where="cluster.spare_nodes, launch.replace_slow",
-            fix="set launch.replace_slow=true, or cluster.spare_nodes=0",
+            fix="set launch.replace_slow=true, or cluster.spare_nodes=0"
+            if c.backend in (BackendName.slurm, BackendName.ray)
+            else "set cluster.spare_nodes=0",
         )
     if not launch.replace_slow:
         return
@@ -231,9 +233,11 @@ def _check_gpu_precision(config: Config) -> None:
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
     if config.precision is Precision.fp8 and gpu is not None and not gpu.has_fp8:
         raise ConfigError(
-            f"precision is fp8, but {gpu.name} does not support FP8",
+            f"precision is fp8, but {gpu.why_no_fp8}",
             where="precision, cluster.gpu.peak_fp8_tflops",
-            fix="set precision=bf16; or, if this GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its peak FP8 "
+            fix="set precision=bf16"
+            if gpu.vendor is GpuVendor.amd
+            else "set precision=bf16; or, if this GPU supports FP8, set cluster.gpu.peak_fp8_tflops to its peak FP8 "
             "rate without sparsity",
         )
 

@@ -1,8 +1,10 @@
 """Checks of a mixture of experts, which engine=megatron trains with megatron-core's own MoE layer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from bench.contract.model import Activation
+from bench.contract.families import FAMILIES
+from bench.contract.model import Activation, Model
 from bench.contract.schema import Config, EngineName, Precision
 from bench.contract.task import Kind
 from bench.contract.training import Trains
@@ -64,4 +66,13 @@ def _training(config: Config) -> Iterator[Refusal]:
     what = "with experts_per_token=1 and normalize_top_k=true the router has no gradient: each weight is 1"
     where = "model.experts.experts_per_token, model.experts.normalize_top_k"
     is_constant = experts.experts_per_token == 1 and experts.normalize_top_k
-    yield is_constant, what, where, "set model.experts.normalize_top_k=false, or experts_per_token to 2 or more"
+    fix = "set model.experts.experts_per_token to 2 or more"
+    fix += ", or model.experts.normalize_top_k=false" if _may_skip_normalising(m) else ""
+    yield is_constant, what, where, fix
+
+
+def _may_skip_normalising(m: Model) -> bool:
+    """Return whether a family has the layers of a model with normalize_top_k=false."""
+    families = [family for name, family in FAMILIES.items() if m.family in (None, name)]
+    changed = replace(m, experts=replace(m.experts, normalize_top_k=False)) if m.experts else m
+    return any(family.has_layers_of(changed) for family in families)

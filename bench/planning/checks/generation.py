@@ -11,6 +11,7 @@ from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning.checks.huggingface import attention_of
 from bench.planning.parallelism import NF4_BLOCK
+from bench.texts import counted, with_article
 
 Refusal = tuple[bool, str, str, str]
 """Whether it is refused, the problem, the config keys, the fix."""
@@ -60,7 +61,8 @@ def check_requests(config: Config, requests: list[GenerationRequest], num_replic
         )
     if len(requests) < num_replicas:
         raise ConfigError(
-            f"there are {len(requests)} requests for {num_replicas} replicas, so some replicas would have no work",
+            f"the task has {counted(len(requests), 'request')} for {num_replicas} replicas, so some replicas would "
+            "have no work",
             where=f"{BLOCK}.lengths, parallel.groups",
             fix=f"list at least {num_replicas} lengths, or set parallel.groups to at most {len(requests)}",
         )
@@ -73,8 +75,9 @@ def check_memory(config: Config, memory: GenerationMemory) -> None:
     gpu = config.cluster.gpu
     assert gpu is not None
     raise ConfigError(
-        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB; the "
-        f"estimate is the sum of weights {memory.weights_gib:.1f}, KV cache {memory.kv_cache_gib:.1f} and workspace "
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but {with_article(gpu.name)} has "
+        f"{gpu.memory_gib:g} GiB; the estimate is the sum of weights {memory.weights_gib:.1f}, "
+        f"KV cache {memory.kv_cache_gib:.1f} and workspace "
         f"{memory.workspace_gib:.1f}",
         where=f"parallel.tp, precision, {BLOCK}.max_batch, {BLOCK}.nf4",
         fix=f"for smaller weights, raise parallel.tp, or set precision=fp8 or {BLOCK}.nf4=true; for a smaller KV "
@@ -136,8 +139,9 @@ def _layout(config: Config) -> Iterator[Refusal]:
     p = config.parallel
     split = [name for name in ("pp", "cp", "vpp") if (getattr(p, name) or 1) > 1] + (["sp"] if p.sp else [])
     where = ", ".join(f"parallel.{name}" for name in split) or "parallel"
-    what = f"{', '.join(split)} is set, but generation supports only tensor parallelism"
-    fix = f"set {', '.join(split)} to 1 (sp to false), and use parallel.tp and parallel.groups"
+    are_set = f"{' and '.join(split)} {'is' if len(split) == 1 else 'are'} set"
+    what = f"{are_set}, but generation supports only tensor parallelism"
+    fix = f"set {' and '.join(split)} to 1 (sp to false), and use parallel.tp and parallel.groups"
     yield bool(split), what, where, fix
     for name in ("groups", "tp"):
         size = getattr(p, name)
@@ -157,7 +161,7 @@ def _precision(config: Config, generation: Generation) -> Iterator[Refusal]:
     yield is_4_bit, what, f"precision, {BLOCK}.nf4", f"set precision=bf16, or {BLOCK}.nf4=null"
     gpu = config.cluster.gpu if config.cluster.device is Device.cuda else None
     has_none = config.precision is Precision.fp8 and gpu is not None and not gpu.has_fp8
-    what = f"precision is fp8, but {gpu.name if gpu else ''} does not support FP8"
+    what = f"precision is fp8, but {gpu.why_no_fp8 if gpu else ''}"
     yield has_none, what, "precision, cluster.gpu.peak_fp8_tflops", "set precision=bf16"
 
 

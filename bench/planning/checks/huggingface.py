@@ -137,7 +137,8 @@ def _layout(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     split += ["sp"] if p.sp else []
     yield Unsupported(
         bool(split),
-        f"{', '.join(split)} is set, but engine=huggingface supports only data parallelism",
+        f"{' and '.join(split)} {'is' if len(split) == 1 else 'are'} set, but engine=huggingface supports only data "
+        "parallelism",
         ", ".join(f"parallel.{one.split()[0]}" for one in split),
         f"remove these keys and shard with {BLOCK}.strategy=fsdp2 or deepspeed, or set engine=megatron",
     )

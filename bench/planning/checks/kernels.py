@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+from bench.contract.cluster import GpuVendor
 from bench.contract.kernels import AttentionBackend, Attentions, Collectives, Copies, GemmPrecision, Gemms, Kernels
 from bench.contract.schema import Config, Device, ProfileKind
 from bench.errors import ConfigError
 from bench.planning.estimates.parameters import linears
+from bench.texts import counted, with_article
 
 FP8_MULTIPLE = 16
 """N and K of an FP8 GEMM must be multiples of this; M is free. Source: torch 2.11, torch._scaled_mm."""
@@ -84,14 +86,14 @@ def _check_tp(config: Config) -> None:
 
 
 def _check_gemms(gemms: Gemms, config: Config) -> None:
-    where = "task.kernels.gemm.shapes"
     if not gemms.shapes and not gemms.from_model and not gemms.sustained:
         raise ConfigError(
             "the list of GEMM shapes is empty",
-            where=where,
+            where="task.kernels.gemm.shapes",
             fix="list shapes [M, N, K], or set task.kernels.gemm.from_model=true",
         )
     for shape in [*gemms.shapes, *gemms.sustained]:
+        where = _key_of(shape, gemms)
         if len(shape) != 3 or min(shape) < 1:
             raise ConfigError(
                 f"{shape} is not a valid shape [M, N, K]", where=where, fix="write three integers above 0"
@@ -107,9 +109,15 @@ def _check_gemms(gemms: Gemms, config: Config) -> None:
         for m, n, k in fp8_refused(gemms, config):
             raise ConfigError(
                 f"the shape [{m}, {n}, {k}] is not possible in FP8: N and K must be multiples of {FP8_MULTIPLE}",
-                where=where,
+                where=_key_of([m, n, k], gemms),
                 fix="change N and K, or set task.kernels.gemm.precisions=[bf16]",
             )
+
+
+def _key_of(shape: list[int], gemms: Gemms) -> str:
+    """Return the key that sets a shape."""
+    is_sustained = shape in gemms.sustained and shape not in gemms.shapes
+    return "task.kernels.gemm.sustained" if is_sustained else "task.kernels.gemm.shapes"
 
 
 def precisions(gemms: Gemms, config: Config) -> list[GemmPrecision]:
@@ -127,9 +135,12 @@ def _check_precisions(chosen: list[GemmPrecision], config: Config) -> None:
     is_gpu, gpu = config.cluster.device is Device.cuda, config.cluster.gpu
     has_fp8 = is_gpu and (gpu is None or gpu.has_fp8)
     if not chosen or (GemmPrecision.fp8 in chosen and not has_fp8):
-        device = (gpu.name if gpu else "GPU") if is_gpu else "CPU"
+        device = with_article((gpu.name if gpu else "GPU") if is_gpu else "CPU")
+        why = f"{device} does not support GEMMs in FP8"
+        if is_gpu and gpu is not None and gpu.vendor is GpuVendor.amd:
+            why = gpu.why_no_fp8
         raise ConfigError(
-            f"task.kernels.gemm.precisions contains fp8, but a {device} does not support GEMMs in FP8"
+            f"task.kernels.gemm.precisions contains fp8, but {why}"
             if chosen
             else "the list of the precisions of GEMMs is empty",
             where="task.kernels.gemm.precisions",
@@ -193,9 +204,11 @@ def _check_collectives(collectives: Collectives, num_ranks: int) -> None:
     for count in group_sizes(collectives, num_ranks):
         if not 2 <= count <= num_ranks:
             raise ConfigError(
-                f"a collective of {count} ranks is not possible in a job of {num_ranks} ranks",
+                f"a collective of {counted(count, 'rank')} is not possible in a job of {num_ranks} ranks",
                 where=where,
-                fix=f"set task.kernels.collectives.ranks to numbers from 2 to {num_ranks}",
+                fix=f"set task.kernels.collectives.ranks to numbers from 2 to {num_ranks}"
+                if num_ranks > 2
+                else "set task.kernels.collectives.ranks=[2]",
             )
         other = f"; or replace {count} in task.kernels.collectives.ranks by another number of ranks"
         _check_sizes(
@@ -213,7 +226,13 @@ def group_sizes(collectives: Collectives, num_ranks: int) -> list[int]:
 
 def _check_attention(attention: Attentions, config: Config) -> None:
     where = "task.kernels.attention.seq_lengths, tokens"
-    for length in attention.seq_lengths or ([] if attention.batches else [0]):
+    if not attention.seq_lengths and not attention.batches:
+        raise ConfigError(
+            "the list of sequence lengths is empty",
+            where="task.kernels.attention.seq_lengths",
+            fix="list divisors of task.kernels.attention.tokens, or use task.kernels.attention.batches instead",
+        )
+    for length in attention.seq_lengths:
         if length < 1 or attention.tokens % length:
             raise ConfigError(
                 f"{attention.tokens:,} tokens cannot be divided into sequences of {length} tokens",

@@ -7,6 +7,7 @@ from bench.contract.local_sgd import Average, LocalSgd
 from bench.contract.schema import BackendName, Config, EngineName, Runtime
 from bench.errors import ConfigError
 from bench.planning.parallelism import divisors
+from bench.texts import counted
 
 Refusal = tuple[bool, str, str, str]
 """Whether to refuse, the message, the keys, and the fix."""
@@ -34,7 +35,8 @@ def _together(config: Config) -> Iterator[Refusal]:
     local_sgd, groups = config.recipe.averaging if config.recipe else None, config.parallel.groups
     changed = [name for name, value in asdict(given).items() if value != getattr(LocalSgd(), name)]
     keys = ", ".join(f"recipe.local_sgd.{name}" for name in changed)
-    what = f"{keys} is set, but local SGD is off: recipe.local_sgd.every_steps is null"
+    verb = "is" if len(changed) == 1 else "are"
+    what = f"{keys} {verb} set, but local SGD is off: recipe.local_sgd.every_steps is null"
     fix = "set the number of steps between weight averagings, for example recipe.local_sgd.every_steps=100"
     yield bool(changed) and local_sgd is None, what, "recipe.local_sgd.every_steps", fix
     what = f"parallel.groups={groups} needs local SGD, but recipe.local_sgd.every_steps is null"
@@ -102,7 +104,7 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
     yield groups < 1, what, "parallel.groups", "set parallel.groups to 1 or more"
     size = max(1, groups)
     is_even = nodes % size == 0 or (size % nodes == 0 and per_node % (size // nodes) == 0)
-    what = f"{nodes} nodes of {per_node} ranks cannot be split into {groups} equal groups"
+    what = f"{counted(nodes, 'node')} of {counted(per_node, 'rank')} cannot be split into {groups} equal groups"
     possible = sorted({*divisors(nodes), *(nodes * number for number in divisors(per_node))})
     yield (
         not is_even,
@@ -110,7 +112,7 @@ def _ranks(config: Config, groups: int) -> Iterator[Refusal]:
         "parallel.groups",
         f"set parallel.groups to one of {', '.join(map(str, possible))}",
     )
-    what = f"a global batch of {gbs} samples cannot be split equally over {groups} groups"
+    what = f"a global batch of {counted(gbs, 'sample')} cannot be split equally over {groups} groups"
     where, fix = "recipe.global_batch_size, parallel.groups", f"set recipe.global_batch_size to a multiple of {groups}"
     yield gbs % size != 0, what, where, fix
     where = "distributed_optimizer"

@@ -6,6 +6,7 @@ from bench.contract.schema import Config
 from bench.contract.training import MomentPrecision, Recompute, Trains
 from bench.errors import ConfigError
 from bench.planning.checks import huggingface
+from bench.texts import with_article
 
 
 class TooLittleMemoryError(ConfigError):
@@ -19,8 +20,9 @@ def check(config: Config, memory: Memory) -> None:
     gpu = config.cluster.gpu
     assert gpu is not None
     raise TooLittleMemoryError(
-        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but a {gpu.name} has {gpu.memory_gib:g} GiB; the "
-        f"estimate is the sum of weights {memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients "
+        f"estimated memory is {memory.total_gib:.1f} GiB per GPU, but {with_article(gpu.name)} has "
+        f"{gpu.memory_gib:g} GiB; the estimate is the sum of weights "
+        f"{memory.base_weights_gib + memory.adapter_weights_gib:.1f}, gradients "
         f"{memory.gradients_gib:.1f}, optimizer {memory.optimizer_gib:.1f}, activations {memory.activations_gib:.1f} "
         f"and workspace {memory.workspace_gib:.1f}",
         **(_smaller(config) if config.huggingface is None else huggingface.smaller(config.huggingface)),

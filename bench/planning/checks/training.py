@@ -7,6 +7,7 @@ from bench.contract.training import LORA_TARGETS, PEFT_MODULES, StartsFrom, Trai
 from bench.errors import ConfigError
 from bench.planning import nemo
 from bench.planning.checks import _check_gpu_precision, _listed, data, huggingface, memory, ranges
+from bench.texts import counted
 
 
 def check(config: Config) -> None:
@@ -48,8 +49,8 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
     r, rows = config.training_recipe, config.training_data.num_train_rows
     if every_steps * r.global_batch_size > rows:
         raise ConfigError(
-            f"the evaluation interval has {every_steps * r.global_batch_size} samples ({every_steps} steps), but the "
-            f"training data has only {rows} samples",
+            f"the evaluation interval has {counted(every_steps * r.global_batch_size, 'sample')} "
+            f"({counted(every_steps, 'step')}), but the training data has only {counted(rows, 'sample')}",
             where="recipe.eval_every_samples, recipe.global_batch_size",
             fix=f"set recipe.eval_every_samples to {rows // r.global_batch_size * r.global_batch_size} or less"
             if r.global_batch_size <= rows
@@ -60,7 +61,8 @@ def check_evaluation(config: Config, *, every_steps: int, first_step: int, max_s
             f"the run cannot reach its target, because the first evaluation (step {first_step}) is after the last step "
             f"({max_steps})",
             where="task.training.max_steps, recipe.eval_every_samples, recipe.eval_skip",
-            fix=f"set task.training.max_steps to {first_step} or more, or lower recipe.eval_every_samples",
+            fix=f"set task.training.max_steps to {first_step} or more, or lower recipe.eval_every_samples"
+            + (" or recipe.eval_skip" if r.eval_skip else ""),
         )
 
 
@@ -121,7 +123,8 @@ def check_steps(config: Config, max_steps: int) -> None:
     warmup, rows = config.training_recipe.lr_warmup_steps, config.training_data.num_train_rows
     if max_steps < 1:
         raise ConfigError(
-            f"an epoch has only {rows} samples, but one batch has {config.training_recipe.global_batch_size} samples",
+            f"an epoch has only {counted(rows, 'sample')}, but one batch has "
+            f"{counted(config.training_recipe.global_batch_size, 'sample')}",
             where="task.training.epochs, recipe.global_batch_size, data.train_rows",
             fix=f"set recipe.global_batch_size to {rows} or less",
         )
