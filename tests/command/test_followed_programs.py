@@ -20,7 +20,10 @@ from jobs.ranks.guard import Guard
 from jobs.ranks.identity import Rank
 from jobs.ranks.program import Begun
 
-WORDS = ("task=my_program", "cluster=local", "engine.command.argv=[train,'{seed}']", "recipe.log_every_steps=1")
+WORDS = (
+    *("task=my_program", "cluster=local", "cluster.device=cpu"),
+    *("engine.command.argv=[train,'{seed}']", "recipe.log_every_steps=1"),
+)
 PLAIN = (
     "engine.command.adapter=plain",
     r"engine.command.patterns=['step (?P<step>\d+) loss (?P<loss>\S+)','all (?P<total_time_s>\S+)']",
@@ -48,6 +51,9 @@ class Scripted:
     now_s: float = 100.0
     stopped_within_s: float | None = None
     started: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.prints = [*self.prints]  # `read` empties it
 
     def __call__(self, argv: list[str], environment: dict[str, str], folder: Path) -> "Scripted":
         self.started = (argv, environment, folder)
@@ -231,7 +237,7 @@ def test_output_is_read_for_two_seconds_after_the_end(
     plan: TrainingPlan, followed: Any, program: Scripted, read_until_s: float
 ) -> None:
     """It is read twice as long if another process floods it, and not after a failure, which must be reported first."""
-    script = replace(program, prints=[*program.prints])
+    script = replace(program)
     if program.code:
         with pytest.raises(BenchError, match="exit code 1"):
             followed(plan, script)

@@ -1,5 +1,6 @@
 """The whole log that a recorder writes from what a program says, at times that the test sets."""
 
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,8 +32,11 @@ def plan_with_target() -> TrainingPlan:
 
 def planned(*overrides: str) -> TrainingPlan:
     """Return the plan of a program that trains 8 steps of 4 rows, and logs every third step."""
-    words = ("task=my_program", "cluster=local", "engine.command.argv=[train]", "recipe.global_batch_size=4")
-    numbers = ("recipe.log_every_steps=3", "task.training.max_steps=8", "data.train_rows=40")
+    words = ("task=my_program", "cluster=local", "cluster.device=cpu", "engine.command.argv=[train]")
+    numbers = (
+        *("recipe.global_batch_size=4", "recipe.log_every_steps=3"),
+        *("task.training.max_steps=8", "data.train_rows=40"),
+    )
     return plan_kinds.required(compose.compose([*words, *numbers, *overrides]), TrainingPlan)
 
 
@@ -169,7 +173,7 @@ def test_the_step_from_which_a_program_resumed(
         'start block_start {"samples_count": 164, "step": 41}',
     ]
     place = {} if resumed is None else {"samples_count": 4 * resumed, "step": resumed}
-    text = f". resumed {resumed} " + str(place | {"by_program": "true"}).replace("'true'", "true").replace("'", '"')
+    text = f". resumed {resumed} " + json.dumps(place | {"by_program": True})
     assert shown[:-2] == ([] if resumed is None else [text]) + begun
 
 

@@ -87,8 +87,8 @@ def test_every_placeholder_has_its_value(plan: TrainingPlan, tmp_path: Path) -> 
 
 
 def test_placeholders_without_a_value_are_left_out(tmp_path: Path) -> None:
-    words_of_template = ("task=my_program", "cluster=local", "engine.command.argv=[train]")
-    plan = plan_kinds.required(compose.compose(words_of_template), TrainingPlan)
+    overrides = ("task=my_program", "cluster=local", "engine.command.argv=[train]")
+    plan = plan_kinds.required(compose.compose(overrides), TrainingPlan)
     known = words.values(plan, TRIAL, Rank(0, 0, 1, "here", 1), tmp_path)
     assert PLACEHOLDERS.keys() - known.keys() == {"seq_length", "target", "data", "model"}
 

@@ -1,6 +1,9 @@
 """Clocks of logs under test: one that a test turns, and records that are moved by both of their clocks."""
 
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,16 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(mllog, "clocks_ms", clock.read_ms)
     return clock
+
+
+@contextmanager
+def in_zone(name: str) -> Iterator[None]:
+    """Use a time zone for local times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", name)
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def move(path: Path, key: str, by_ms: int) -> None:

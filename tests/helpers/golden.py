@@ -7,13 +7,19 @@ from typing import Any
 
 
 def significant(value: Any) -> Any:
-    """Return a value with floats of seven digits, and long lists by their length, first and last item."""
+    """Return a value with floats of seven digits.
+
+    Long lists are their length, first and last item; those of numbers also their sum.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, dict):
         return {name: significant(each) for name, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
-        short = value if len(value) <= 8 else [len(value), value[0], value[-1]]
+        short = list(value)
+        if len(value) > 8:
+            are_numbers = all(isinstance(each, int | float) for each in value)
+            short = [len(value), value[0], value[-1], *([sum(value)] if are_numbers else [])]
         return [significant(each) for each in short]
     return float(f"{value:.7g}") if isinstance(value, float) else value
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Group:
     """A fake process group of one rank."""
 
-    def __init__(self, rank: int, slots: list[Tensor | None], barrier: Barrier) -> None:
+    def __init__(self, rank: int, slots: list[Any], barrier: Barrier) -> None:
         self._rank, self._slots, self._barrier = rank, slots, barrier
 
     def size(self) -> int:
@@ -25,13 +25,17 @@ class Group:
     def rank(self) -> int:
         return self._rank
 
-    def exchange(self, mine: Tensor) -> list[Any]:
-        """Return the tensors of all ranks."""
-        self._slots[self._rank] = mine.clone()
+    def exchange(self, mine: Any) -> list[Any]:
+        """Return the values of all ranks. Of a tensor this is a copy."""
+        self._slots[self._rank] = mine.clone() if isinstance(mine, Tensor) else mine
         self._barrier.wait()
         everyones = list(self._slots)
         self._barrier.wait()
         return everyones
+
+    def abort(self) -> None:
+        """End the waits of all ranks, now and later."""
+        self._barrier.abort()
 
 
 def groups(size: int) -> list[Group]:
@@ -41,9 +45,24 @@ def groups(size: int) -> list[Group]:
 
 
 def run(size: int, of_rank: Callable[[Group], T]) -> list[T]:
-    """Return what the function returns for the group of each rank."""
+    """Return what the function returns for the group of each rank.
+
+    If it fails on a rank, the others wait no longer, and its error is raised.
+    """
+
+    def call(group: Group) -> T:
+        try:
+            return of_rank(group)
+        except BaseException:
+            group.abort()
+            raise
+
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(of_rank, groups(size)))
+        futures = [pool.submit(call, group) for group in groups(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
+    return [future.result() for future in futures]
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 from bench.mlperf import published
 from bench.mlperf.forecast import prior as priors
 from bench.mlperf.forecast.curve import reference
+from helpers.cached_configs import PATHS
 
 
 def forget() -> None:
@@ -16,6 +17,6 @@ def forget() -> None:
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the user's config folder and variables of paths, until the end of the test."""
     monkeypatch.setenv("XDG_CONFIG_HOME", "/no/such/folder")
-    for name in ("DATADIR", "MODEL", "LOGDIR"):
+    for name in PATHS:
         monkeypatch.delenv(name, raising=False)
     forget()

@@ -23,7 +23,7 @@ FORCED = broken("SLU-02", "there is no partition", "sbatch", fix="set one")
 
 
 class FakeQueue(SlurmBackend):
-    """A queue in memory; a folder named in `refuses` is refused, and one in `interrupted` gets Ctrl-C."""
+    """A queue in memory; `fails` has the error of each folder that cannot be submitted."""
 
     def __init__(self, groups: list[list[int]] | None = None) -> None:
         self.groups, self.events = groups, list[str]()
@@ -114,17 +114,18 @@ MAY_BE_QUEUED = [
 
 
 @pytest.mark.parametrize(
-    ("fails", "is_kept", "lines"),
+    ("fails", "error", "is_kept", "lines"),
     [
-        (lambda folder: REFUSED, False, []),
-        (lost, True, []),
-        (interrupted, False, []),
-        (interrupted_with_a_job, True, MAY_BE_QUEUED),
-        (interrupted_while_unknown, True, MAY_BE_QUEUED),
+        (lambda folder: REFUSED, SubmitError, False, []),
+        (lost, SubmitError, True, []),
+        (interrupted, KeyboardInterrupt, False, []),
+        (interrupted_with_a_job, KeyboardInterrupt, True, MAY_BE_QUEUED),
+        (interrupted_while_unknown, KeyboardInterrupt, True, MAY_BE_QUEUED),
     ],
 )
 def test_a_folder_is_kept_only_if_a_job_may_use_it(
     fails: Callable[[Path], BaseException],
+    error: type[BaseException],
     is_kept: bool,
     lines: list[str],
     plan: Plan,
@@ -134,7 +135,7 @@ def test_a_folder_is_kept_only_if_a_job_may_use_it(
     queue, folder = FakeQueue(), tmp_path / "runs/a"
     queue.fails["a"] = fails
     run = prepared(plan, folder)
-    with pytest.raises((SubmitError, KeyboardInterrupt)):
+    with pytest.raises(error):
         start.run_queued(queue, run)
     assert folder.exists() == is_kept and capsys.readouterr() == ("", "".join(f"{line}\n" for line in lines))
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from bench.contract.node_facts import AllReduceRate, SlowPart
+from helpers import thread_ranks
+from helpers.thread_ranks import Group
 from jobs.node_checks import rates, search
 from jobs.node_checks.culprit import Culprit, Kind
 from jobs.node_checks.search import Searched
@@ -23,42 +24,29 @@ class Cluster:
     """Ranks as threads: what each of them measures. Collectives fail if a rank is missing."""
 
     def __init__(self, size: int, slow: set[str]) -> None:
-        self.size, self.slow = size, slow
-        self._own, self._barrier = threading.local(), threading.Barrier(size, timeout=20)
-        self._values: list[Any] = [None] * size
+        self.size, self.slow, self._own = size, slow, threading.local()
         self.rings: list[tuple[list[int], Sequence[int]]] = []
-        self.random = np.random.default_rng(1)
 
     def run(self, nodes: dict[str, list[int]], together: Sequence[AllReduceRate]) -> list[Searched]:
         """Return what the search returns on each rank."""
-        results: list[Any] = [None] * self.size
 
-        def of_rank(rank: int) -> None:
-            self._own.rank = rank
-            try:
-                results[rank] = search.search(nodes, together, rank, CPU)
-            except BaseException:
-                self._barrier.abort()
-                raise
+        def of_rank(group: Group) -> Searched:
+            self._own.group, self._own.rank = group, group.rank()
+            return search.search(nodes, together, group.rank(), CPU)
 
-        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
+        return thread_ranks.run(self.size, of_rank)
 
     def monotonic(self) -> float:
-        """Return a clock of this rank: it begins at 100 s, and each look takes its number of seconds and 0.26 s."""
+        """Return a clock of this rank that begins at 100 s.
+
+        Each call advances it by the rank's number of seconds plus 0.26 s.
+        """
         self._own.now_s = getattr(self._own, "now_s", 99.74 - self._own.rank) + self._own.rank + 0.26
         return float(self._own.now_s)
 
     def gathered(self, value: Any) -> list[Any]:
-        self._values[self._own.rank] = value
-        self._barrier.wait()
-        every = [*self._values]
-        self._barrier.wait()
-        return every
+        group: Group = self._own.group
+        return group.exchange(value)
 
     def slowest(self, seconds: float, device: torch.device) -> float:
         return float(max(self.gathered(seconds)))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
@@ -134,7 +135,11 @@ def test_figures_are_the_golden_ones(written_log: MakeLog, tmp_path: Path, monke
     monkeypatch.setattr(mllog, "clocks_ms", lambda: (1000 * (now_s := next(seconds)), 1000 * now_s))
     saved: list[Figure] = []
     lines = []
-    with mock.patch.object(Figure, "savefig", lambda figure, path, **how: saved.append(figure)):
+    with (
+        matplotlib.rc_context(),
+        mock.patch.object(Figure, "savefig", lambda figure, path, **how: saved.append(figure)),
+    ):
+        matplotlib.rcdefaults()
         for name, draw in (*trials(written_log), *others()):
             draw(tmp_path / "x.png")
             lines += [name, *(f"  {json.dumps(significant(part))}" for part in plotted.described(saved[-1]))]

@@ -18,6 +18,10 @@ def jobs(*states: str) -> tuple[Job, ...]:
     return tuple(Job(id=f"7_{n}", state=JobState[state], native_state=state.upper()) for n, state in enumerate(states))
 
 
+DIED = ("unknown to slurm", "no job", "FAILED", "CANCELLED", "COMPLETED")
+"""Ends without a status."""
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "is_active"),
     [
@@ -46,4 +50,4 @@ def test_the_state_of_a_run_has_a_name(changes: dict[str, Any], name: str, is_ac
     assert (run.state_name, run.is_active) == (name, is_active)
     assert run.id == ("7" if run.jobs else str(tmp_path)) and not run.has_died
     (tmp_path / ".reserve").touch()
-    assert run.has_died == (run.is_queried and not is_active and run.status is None)
+    assert run.has_died == (name in DIED)

@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import itertools
 import json
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -98,14 +97,11 @@ def test_launches_are_timed_without_a_graph(
     monkeypatch: pytest.MonkeyPatch, calls: list[str], step: Callable[[Any], Any]
 ) -> None:
     """The first five of ten steps do not count; step n takes n seconds."""
-    monkeypatch.setattr(
-        calibrate.dataclasses, "replace", lambda _plan, cuda_graph: SimpleNamespace(cuda_graph=cuda_graph)
-    )
+    replaced = SimpleNamespace(replace=lambda _plan, cuda_graph: SimpleNamespace(cuda_graph=cuda_graph))
+    monkeypatch.setattr(calibrate, "dataclasses", replaced)
     clock = itertools.accumulate(itertools.chain.from_iterable((100, n) for n in range(1, 11)))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    result = calibrate.measure_launches(PLAN)
-    monkeypatch.undo()
-    assert result == {"step_s": 8, "n": 5}
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert calibrate.measure_launches(PLAN) == {"step_s": 8, "n": 5}
     assert calls == ["built, cuda_graph False", *["step", "synchronize"] * 10, "empty_cache"]
 
 
@@ -141,8 +137,8 @@ def test_the_result_has_all_points(
     clock = iter([10.0, 13.25, 20.0, 20.06])
     points, result = tmp_path / "plans.json", tmp_path / "result.json"
     points.write_text(json.dumps(dict.fromkeys(("bf16 1024", "launch 2"), json.loads(plan_kinds.dumps(plan)))))
-    with monkeypatch.context() as patch, warnings.catch_warnings():
-        patch.setattr(calibrate.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with warnings.catch_warnings():
         calibrate.main([str(points), str(result)])
         assert warnings.filters[0][0] == "ignore"
     assert capsys.readouterr() == ("", "bf16 1024: 3.2 s\nlaunch 2: 0.1 s\n")

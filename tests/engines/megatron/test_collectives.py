@@ -92,14 +92,19 @@ def test_the_loss_of_a_split_vocabulary_is_that_of_torch(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(temperature=0.8), Sampling(temperature=0.8, top_k=3), Sampling(temperature=1, top_p=0.5)],
+    [
+        *(Sampling(), Sampling(temperature=0.8), Sampling(temperature=0.8, top_k=3)),
+        *(Sampling(temperature=2.0, top_k=40), Sampling(temperature=1, top_p=0.5)),
+        Sampling(temperature=1.5, top_p=0.9),
+    ],
     ids=str,
 )
 def test_tokens_of_a_split_vocabulary_are_those_of_one_rank(sampling: Sampling) -> None:
-    size, seeds, positions = 4, torch.arange(6), torch.arange(6) + 9
-    logits = torch.randn(6, size * 13, generator=torch.Generator().manual_seed(1))
+    size, seeds, positions = 4, torch.arange(64) % 5, torch.arange(64) // 5 + 9
+    logits = torch.randn(64, size * 13, generator=torch.Generator().manual_seed(1))
     logits[2, [20, 40]] = 9.0  # the lower one is chosen
     expected = next_tokens(logits, sampling, Ranks(), seeds, positions)
+    assert set((expected // 13).tolist()) == set(range(size)), "each rank has some of the tokens"
     if sampling.temperature == 0:
         assert expected.tolist() == [*logits[:2].argmax(1).tolist(), 20, *logits[3:].argmax(1).tolist()]
 

@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from bench.backends.local import free_port
 from bench.contract.plan import Plan
-from helpers import ranks
+from helpers import ranks, without_cuda
 from jobs.engines import WarmUpTimes
-from jobs.engines.megatron import cpu_patch, groups
+from jobs.engines.megatron import groups
 from jobs.ranks import timing
 from jobs.ranks.identity import Rank
 
@@ -53,22 +53,13 @@ TINY = (
     "recipe.eval_every_samples=8",
     "recipe.eval_skip=0",
 )
-PATCHED: dict[Any, tuple[str, ...]] = {
-    torch: ("compile", *cpu_patch._FACTORIES),
-    torch.cuda: ("current_device", "synchronize", "manual_seed", "get_rng_state"),
-    torch.Tensor: ("cuda",),
-    random: ("_get_cuda_rng_state", "_set_cuda_rng_state"),
-}
-"""Attributes that cpu_patch.install replaces; they are restored for other tests in this process."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> Iterator[None]:
     """Make this process rank 0 of 1, with megatron-core's process groups over gloo."""
     with pytest.MonkeyPatch.context() as patch, torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        for owner, names in PATCHED.items():
-            for name in names:
-                patch.setattr(owner, name, getattr(owner, name))
+        without_cuda.prepare(patch)
         groups.start_ranks(composed(), Rank(0, 0, 1, "127.0.0.1", free_port()))
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # threads that wait for a core of a busy machine cost more than they give

@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -156,46 +154,6 @@ def test_sampled_answers_depend_on_their_seed_alone(tiny: tuple[Path, Model, Lla
     answers = together.generate(requests(), seed=5)
     assert answers[4].tokens == alone.generate([requests()[4]], seed=5 + 4)[0].tokens
     assert answers[4].tokens != alone.generate([requests()[4]], seed=5)[0].tokens
-
-
-class Both(Ranks):
-    """One of two TP ranks, which are threads of this process and share their tensors."""
-
-    def __init__(self, rank: int, seen: list[Tensor], meet: threading.Barrier) -> None:
-        self.rank, self.size, self._seen, self._meet = rank, 2, seen, meet
-
-    def gather(self, x: Tensor) -> Tensor:
-        self._seen[self.rank] = x
-        self._meet.wait(60)
-        gathered = torch.stack(self._seen)
-        self._meet.wait(60)
-        return gathered
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(temperature=0.7), Sampling(temperature=2.0, top_k=40), Sampling(temperature=1.5, top_p=0.9)],
-)
-def test_two_ranks_with_half_of_the_vocabulary_sample_the_same_tokens(sampling: Sampling) -> None:
-    logits_BW = torch.randn(64, 100, generator=torch.Generator().manual_seed(4))
-    logits_BW[0, [9, 60]] = 7.0  # of equal logits the first one, on either rank
-    seeds_B, positions_B = torch.arange(64) % 5, torch.arange(64) // 5 + 17
-    expected = next_tokens(logits_BW, sampling, Ranks(), seeds_B, positions_B)
-    seen, meet = [torch.empty(0)] * 2, threading.Barrier(2)
-
-    def sampled(rank: int) -> Tensor:
-        half_BV = logits_BW[:, 50 * rank : 50 * rank + 50]
-        return next_tokens(half_BV, sampling, Both(rank, seen, meet), seeds_B, positions_B)
-
-    with ThreadPoolExecutor(2) as pool:
-        gathered = list(pool.map(sampled, (0, 1)))
-    assert (
-        all(torch.equal(tokens_B, expected) for tokens_B in gathered)
-        and (expected >= 50).any()
-        and (expected < 50).any()
-    )
-    if sampling.temperature == 0:
-        assert expected[0] == 9
 
 
 def logits(folder: Path, model: Model, precision: WeightPrecision, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:

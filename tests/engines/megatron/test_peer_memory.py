@@ -103,6 +103,15 @@ def test_ranks_without_peer_memory_say_why(
     }
 
 
+MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+def without_multicast_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the variable that `share` sets. It is set first, so that there is something to restore."""
+    monkeypatch.setenv(MULTICAST, "0")
+    monkeypatch.delenv(MULTICAST)
+
+
 @pytest.mark.parametrize(
     ("can_access", "error", "reason"),
     [
@@ -122,6 +131,7 @@ def test_ranks_agree_that_they_cannot_share_memory(
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _own, _other: can_access)
     monkeypatch.setattr(peer_memory, "_gathered", lambda _group, value: [0 if isinstance(value, int) else value, value])
     monkeypatch.setattr(peer_memory, "_shared", shared)
+    without_multicast_setting(monkeypatch)
     pair: Any = Pair()
     memory, why = peer_memory.share(pair, torch.device("cuda", 1))
     assert memory is None and why == reason
@@ -232,9 +242,9 @@ def test_shared_memory_is_empty_and_has_the_addresses_of_all_ranks(monkeypatch: 
     monkeypatch.setattr(symmetric_memory, "rendezvous", rendezvous)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.distributed, "all_gather_object", lambda _values, _value, group: None)
-    monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
+    without_multicast_setting(monkeypatch)
     memory, reason = peer_memory.share(pair, torch.device("cpu"))
-    assert memory is not None and reason == "" and os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+    assert memory is not None and reason == "" and os.environ[MULTICAST] == "1"
     assert (memory.rank, memory.size, memory.most_bytes) == (1, 2, 2**20)
     buffers = zip((memory.sums, memory.best), memory.own, strict=True)
     for (buffer, own), (most, programs, dtype, empty) in zip(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from helpers import ranks
+from helpers import ranks, without_cuda
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what megatron-core imports is full of deprecated calls
@@ -205,11 +205,7 @@ def test_the_weight_of_the_next_linear_is_transposed_early(streams: Streams, mon
 
 def test_without_cuda_its_devices_are_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """megatron-core asks for "cuda", its number and pinned memory; its random states are those of the CPU."""
-    for name in (*cpu_patch._FACTORIES, "compile"):
-        monkeypatch.setattr(torch, name, getattr(torch, name))
-    for name in ("current_device", "synchronize", "manual_seed", "get_rng_state"):
-        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
-    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.cuda)
+    without_cuda.prepare(monkeypatch)
     cpu_patch.install()
     for created in (
         *(torch.zeros(2, device="cuda", pin_memory=True), torch.ones(2, device=torch.device("cuda", 0))),

@@ -258,9 +258,10 @@ def test_calls_of_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MatmulAlgoGetHeuristic", None, None, None, None, None, None, None, 1, "...", 1),
         ("MatmulPreferenceDestroy", None),
     ]
+    workspace = calls[-1][-3]
     matmuls = [
         ("Matmul", None, None, 1.0, 1, None, 2, None, beta, 3, None, 3, None, "...", workspace, 8, 99)
-        for beta, workspace in ((1.0, calls[-1][-3]), (0.5, calls[-1][-3]))
+        for beta in (1.0, 0.5)
     ]
     assert calls == [
         ("Create", None),
