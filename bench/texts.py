@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -59,6 +59,11 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str | 
 def counted(number: int, unit: str) -> str:
     """Return a number with its unit, such as `1 rank` or `8 ranks`."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def with_verb(names: Sequence[str], one: str, several: str) -> str:
+    """Return names and the form of a verb for their number: `pp is`, or `pp and sp are`."""
+    return f"{' and '.join(names)} {one if len(names) == 1 else several}"
 
 
 def with_article(name: str) -> str:

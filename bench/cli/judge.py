@@ -12,6 +12,7 @@ from bench.cli import arguments
 from bench.contract import run_files
 from bench.errors import BenchError, ConfigError, LogError, NotALogError
 from bench.runs.folder import short
+from bench.texts import with_verb
 
 if TYPE_CHECKING:
     from bench.cli.other_tools import Loads
@@ -173,8 +174,7 @@ def _parse_one(path: Path, args: argparse.Namespace, loads: "Loads") -> bool:
         unused = [f"--{name.replace('_', '-')}" for name in ("official", "num_gpus") if getattr(args, name)]
         if unused and not kind.KINDS[judged.kind].has_official_rules:
             raise LogError(
-                f"{' and '.join(unused)} {'apply' if unused[1:] else 'applies'} only to training logs, but this log is "
-                "not a training log",
+                f"{with_verb(unused, 'applies', 'apply')} only to training logs, but this log is not a training log",
                 where=str(path),
                 fix=f"remove {' and '.join(unused)} for this log",
             )
@@ -470,11 +470,10 @@ def _power(args: argparse.Namespace) -> "PowerRequest | None":
             "--psu-efficiency": args.psu_efficiency != 1,
         }
         if unused := [name for name, value in given.items() if value]:
-            names = " and ".join(unused)
             raise ConfigError(
-                f"{names} {'need' if unused[1:] else 'needs'} the option --power, which is missing",
+                f"{with_verb(unused, 'needs', 'need')} the option --power, which is missing",
                 where="command line",
-                fix=f"add --power, or remove {names}",
+                fix=f"add --power, or remove {' and '.join(unused)}",
             )
         return None
     return PowerRequest(

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from helpers import answer_documents as documents
+from helpers import golden
 
 WRITES = bool(os.environ.get("WRITE_ANSWERS"))
 
@@ -31,9 +32,7 @@ def test_schemas_are_the_kept_ones(name: str) -> None:
 
 @pytest.mark.long
 def test_the_page_is_that_of_the_code() -> None:
-    if WRITES:
-        documents.PAGE.write_text(documents.page())
-    assert documents.PAGE.read_text() == documents.page(), "run with WRITE_ANSWERS=1 and commit the file"
+    golden.require(documents.page(), documents.PAGE, variable="WRITE_ANSWERS")
     assert {path.stem for path in documents.SCHEMAS.iterdir()} == set(documents.KINDS)
 
 

@@ -1,7 +1,6 @@
 """A study as Markdown, CSV, LaTeX, figures and a page: whole files are compared with golden files."""
 
 import dataclasses
-import os
 import shutil
 import subprocess
 from itertools import pairwise
@@ -26,7 +25,7 @@ from bench.report.study.texts import comparison_rows
 from bench.results.comparison import compare
 from bench.results.study import Cell, Difference, Mark, Published
 from bench.texts import short_commits
-from helpers import study_results
+from helpers import golden, study_results
 from helpers.page import Page, unpainted
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,9 +45,7 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["table.md", "table.csv", "table.tex"])
 def test_documents_equal_the_golden_files(written: Path, name: str) -> None:
-    if os.environ.get("WRITE_GOLDEN"):
-        (GOLDEN / name).write_text((written / name).read_text())
-    assert (written / name).read_text() == (GOLDEN / name).read_text()
+    golden.require((written / name).read_text(), GOLDEN / name, variable="WRITE_GOLDEN")
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from bench.contract.task import Kind
 from bench.errors import ConfigError
 from bench.planning.checks.huggingface import attention_of
 from bench.planning.parallelism import NF4_BLOCK
-from bench.texts import counted, with_article
+from bench.texts import counted, with_article, with_verb
 
 Refusal = tuple[bool, str, str, str]
 """Whether it is refused, the problem, the config keys, the fix."""
@@ -139,8 +139,7 @@ def _layout(config: Config) -> Iterator[Refusal]:
     p = config.parallel
     split = [name for name in ("pp", "cp", "vpp") if (getattr(p, name) or 1) > 1] + (["sp"] if p.sp else [])
     where = ", ".join(f"parallel.{name}" for name in split) or "parallel"
-    are_set = f"{' and '.join(split)} {'is' if len(split) == 1 else 'are'} set"
-    what = f"{are_set}, but generation supports only tensor parallelism"
+    what = f"{with_verb(split, 'is', 'are')} set, but generation supports only tensor parallelism"
     fix = f"set {' and '.join(split)} to 1 (sp to false), and use parallel.tp and parallel.groups"
     yield bool(split), what, where, fix
     for name in ("groups", "tp"):

@@ -12,6 +12,7 @@ from bench.contract.training import MomentPrecision, Recompute, Trains
 from bench.errors import ConfigError
 from bench.mlperf import closed_division
 from bench.planning import engine_block
+from bench.texts import with_verb
 
 BLOCK = "engine.huggingface"
 FSDP = (Strategy.fsdp2, Strategy.fsdp2_hybrid)
@@ -137,8 +138,7 @@ def _layout(config: Config, hf: HuggingFace) -> Iterator[Unsupported]:
     split += ["sp"] if p.sp else []
     yield Unsupported(
         bool(split),
-        f"{' and '.join(split)} {'is' if len(split) == 1 else 'are'} set, but engine=huggingface supports only data "
-        "parallelism",
+        f"{with_verb(split, 'is', 'are')} set, but engine=huggingface supports only data parallelism",
         ", ".join(f"parallel.{one.split()[0]}" for one in split),
         f"remove these keys and shard with {BLOCK}.strategy=fsdp2 or deepspeed, or set engine=megatron",
     )
